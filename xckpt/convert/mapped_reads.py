@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xckpt.convert.units.make import direct_view
 from xckpt.convert.units.unit import SourceRead, hull
-from xckpt.core.dtypes import item_size
+from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.geometry.grid import cells
@@ -48,7 +48,7 @@ class TargetBox(Destination):
     """
 
     def __init__(self, planner: DefaultLoadPlanner, item: ReadItem, dtype: str) -> None:
-        super().__init__(planner, item, dtype, prod(item.lengths))
+        super().__init__(planner, item, numpy_dtype(dtype), prod(item.lengths))
         assert item.dest_index.offset is not None
         self.origin = item.dest_index.offset
         """The box's first element in the target."""

@@ -181,7 +181,7 @@ class SourceReader:
         name, dtype = self._names[item.storage_index.fqn], numpy_dtype(self._dtype(item))
         most = max(1, PART_BYTES // dtype.itemsize)
         boxes = list(parts(item.storage_offsets, item.lengths, self.source.chunks(name), most))
-        destination = Destination(planner, item, self._dtype(item), len(boxes))
+        destination = Destination(planner, item, dtype, len(boxes))
         memory = destination.memory()
         scratch = memory.nbytes if destination.is_scratch else 0
         pool.reserve(scratch)

@@ -20,7 +20,7 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.checkpoint import Checkpoint
-from xckpt.storage.chunks.window import read_boxes
+from xckpt.storage.chunks.read_chunks import read_boxes
 from xckpt.storage.stored_array import StoredArray
 
 

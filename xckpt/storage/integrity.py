@@ -16,7 +16,7 @@ from itertools import islice
 
 import tensorstore as ts
 
-from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.geometry.grid import Int64s, ZarrArray
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest, array_document, arrays, documents
 from xckpt.core.manifest.own_keys import MANIFEST
@@ -94,6 +94,17 @@ class Integrity:
         packed = [array for array in wanted if array.place is not None and array.count]
         if packed:
             self.places.prepare(packed)
+
+    def prepare_ranges(self, firsts: Int64s, counts: Int64s, places: Int64s) -> None:
+        """Ask for the digests and places of arrays, in columns; see `ChunkRequests.ranges`.
+
+        Raises:
+            CorruptCheckpointError: a local file of digests or places was altered.
+        """
+        self.digests.prepare_ranges(firsts, counts)
+        packed = places >= 0
+        if packed.any():
+            self.places.prepare_ranges(places[packed], counts[packed])
 
     def side_file_problem(self) -> str:
         """What is wrong with the files of digests and of places; empty if nothing.

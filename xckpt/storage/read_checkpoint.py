@@ -25,8 +25,9 @@ from xckpt.core.manifest.memory import COPIES, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
-from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.reads.items import ReadItems
 from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
@@ -34,9 +35,8 @@ from xckpt.storage.absent import what_file_is_there, what_is_there, what_keys_ar
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.file_checks import file_bytes, file_problem
-from xckpt.storage.chunks.read_chunks import read_items, requests_of
-from xckpt.storage.chunks.requests import ChunkRequests
-from xckpt.storage.chunks.window import read_box
+from xckpt.storage.chunks.read_chunks import read_box, read_items, requests_of
+from xckpt.storage.chunks.requests import UNPACKED, ChunkRequests
 from xckpt.storage.host.exchange import PATIENCE, Exchange
 from xckpt.storage.host.far import FarRanks
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -94,7 +94,8 @@ class ZarrStorageReader:
         """Leaf name -> what the manifest says of it."""
         self._parsed: tuple[bytes, Manifest] | None = None
         """The digest of a manifest's bytes, and what they hold."""
-        self._requested: tuple[list[ReadItem], ChunkRequests] | None = None
+        self._requested: tuple[ReadItems, ReadItems, ChunkRequests] | None = None
+        """A plan's items, those of tensors, and the chunks that these need."""
 
     def read_metadata(self) -> bytes:
         """The manifest's bytes, checked.
@@ -153,8 +154,8 @@ class ZarrStorageReader:
 
         Packed ones are read in long ranges sooner than they are handed over one by one.
         """
-        requests = self._requests(plan)[1].items()
-        return sorted(number for number, each in requests if each.chunk.array.place is None)
+        requests = self._requests(plan)[1]
+        return requests.numbers[requests.places == UNPACKED].tolist()
 
     def _between_hosts(self) -> bool:
         """Whether chunks that several hosts want are read by one of them."""
@@ -191,7 +192,7 @@ class ZarrStorageReader:
             items, requests = self._requests(plan)
             if not requests:
                 integrity.digests.check()
-            integrity.prepare(requests.arrays)
+            integrity.prepare_ranges(*requests.ranges())
             share = SharedReads(0)
             if self._exchange is not None:
                 share = msgspec.convert(plan.storage_data, SharedReads)
@@ -209,25 +210,25 @@ class ZarrStorageReader:
             self._exchange.close()
             self._exchange = None
 
-    def _requests(self, plan: LoadPlan) -> tuple[list[ReadItem], ChunkRequests]:
+    def _requests(self, plan: LoadPlan) -> tuple[ReadItems, ChunkRequests]:
         """The tensors' read items and the chunks that they need."""
-        items: list[ReadItem] = [item for item in plan.items if item.type is LoadItemType.TENSOR]
+        items = ReadItems.of(plan.items)
         # The final plan of most planners reads what the local one did.
         if self._requested is None or self._requested[0] != items:
             self.source.integrity.digests.require()
-            self._requested = items, requests_of(self.source, items)
-        return self._requested
+            tensors = items.tensors()
+            self._requested = items, tensors, requests_of(self.source, tensors)
+        return self._requested[1:]
 
     def _read_values(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        for item in plan.items:
-            if item.type is LoadItemType.BYTE_IO:
-                entry = self.entries[item.storage_index.fqn]
-                if isinstance(entry, ValueEntry):
-                    content = entry.value.encode("utf-8", "surrogatepass")
-                else:
-                    assert isinstance(entry, BytesEntry)
-                    content = self.read_bytes(entry)
-                planner.load_bytes(item, io.BytesIO(content))
+        for item in ReadItems.of(plan.items).values():
+            entry = self.entries[item.storage_index.fqn]
+            if isinstance(entry, ValueEntry):
+                content = entry.value.encode("utf-8", "surrogatepass")
+            else:
+                assert isinstance(entry, BytesEntry)
+                content = self.read_bytes(entry)
+            planner.load_bytes(item, io.BytesIO(content))
 
     def read_bytes(self, entry: BytesEntry) -> bytes:
         """The content of a long value, verified.

@@ -26,7 +26,7 @@ from xckpt.core.text.shown import facts_html, readable_bytes
 from xckpt.errors import StorageError
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.window import read_box
+from xckpt.storage.chunks.read_chunks import read_box
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 
 

@@ -17,9 +17,9 @@ spans = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), max_size=12
 def test_ranges_hold_every_chunk_once_and_little_else(
     placed: list[tuple[int, int]], gap: int, most: int
 ) -> None:
-    offsets, lengths = [offset for offset, _ in placed], [length for _, length in placed]
-    found = runs(offsets, lengths, gap=gap, most=most)
-    assert sorted(n for each in found for n in each.members) == list(range(len(placed)))
+    offsets, lengths = np.array(placed, np.int64).reshape(-1, 2).T
+    found = list(runs(offsets, lengths, gap=gap, most=most))
+    assert sorted(n for each in found for n in each.members.tolist()) == list(range(len(placed)))
     for each in found:
         covered: set[int] = set()
         for number in each.members:

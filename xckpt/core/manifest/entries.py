@@ -108,20 +108,35 @@ def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
     """Every zarr array of a checkpoint, in the order of their digests."""
     first = place = 0
     for leaf in manifest.leaves:
-        if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
-            about = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
-            origin, count, packed = regular(*about, manifest.pack_bytes)
-            shape, names, at = about[1:], leaf.dimension_names, place if packed else None
-            yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *shape, first, None, names, at)
-            first, place = first + count, place + count * packed
-            continue
-        for array in leaf_arrays(leaf, first):
+        for array in placed_arrays(leaf, first, place, manifest.pack_bytes):
+            yield array
             first += array.count
-            if is_packed(array, manifest.pack_bytes):
-                yield msgspec.structs.replace(array, place=place)
-                place += array.count
-            else:
-                yield array
+            place += 0 if array.place is None else array.count
+
+
+def placed_arrays(
+    leaf: TensorEntry | ValueEntry | BytesEntry, first: int, place: int, pack_bytes: int
+) -> Iterator[ZarrArray]:
+    """The zarr arrays of one leaf as they are stored.
+
+    Args:
+        leaf: what the manifest says.
+        first: the number of the leaf's first digest.
+        place: the number of its first place, if it has one.
+        pack_bytes: the manifest's.
+    """
+    if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
+        about = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+        origin, _, packed = regular(*about, pack_bytes)
+        names, at = leaf.dimension_names, place if packed else None
+        yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *about[1:], first, None, names, at)
+        return
+    for array in leaf_arrays(leaf, first):
+        if is_packed(array, pack_bytes):
+            yield msgspec.structs.replace(array, place=place)
+            place += array.count
+        else:
+            yield array
 
 
 @functools.lru_cache(maxsize=1024)

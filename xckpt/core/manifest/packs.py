@@ -17,7 +17,7 @@ Two places of one pack are equal or do not meet (`overlap`): ranks may have pack
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -49,8 +49,8 @@ class PackRange(NamedTuple):
 
     start: int
     stop: int
-    members: tuple[int, ...]
-    """Which of the chunks lie there."""
+    members: NDArray[np.int64]
+    """The numbers of the chunks that lie there, in the order of their bytes."""
 
 
 def pack_key(name: bytes) -> str:
@@ -94,30 +94,30 @@ def overlap(places: NDArray[np.void], lengths: NDArray[np.int64]) -> int | None:
     return int(order[wrong[0] + 1]) if len(wrong) else None
 
 
-def runs(offsets: Sequence[int], lengths: Sequence[int], *, gap: int, most: int) -> list[PackRange]:
+def runs(
+    offsets: NDArray[np.int64], lengths: NDArray[np.int64], *, gap: int, most: int
+) -> Iterator[PackRange]:
     """What to read at a time of one pack, for some chunks of it.
 
     Args:
-        offsets: first byte of each chunk.
-        lengths: bytes of each.
+        offsets: first byte of each chunk, (n,).
+        lengths: bytes of each, (n,), at least 1.
         gap: bytes that may be read in vain between two chunks.
         most: bytes of a run, but for a longer chunk.
 
     Example:
-        >>> runs([20, 0, 10], [5, 10, 5], gap=4, most=100)
-        [PackRange(start=0, stop=15, members=(1, 2)), PackRange(start=20, stop=25, members=(0,))]
+        >>> found = runs(np.array([20, 0, 10]), np.array([5, 10, 5]), gap=4, most=100)
+        >>> [(each.start, each.stop, each.members.tolist()) for each in found]
+        [(0, 15, [1, 2]), (20, 25, [0])]
     """
-    found: list[PackRange] = []
-    start, stop, members = 0, -1, list[int]()
-    for number in sorted(range(len(offsets)), key=lambda n: (offsets[n], lengths[n])):
-        low, high = offsets[number], offsets[number] + lengths[number]
-        if members and low <= stop + gap and max(high, stop) - start <= most:
-            stop = max(stop, high)
-            members.append(number)
-            continue
-        if members:
-            found.append(PackRange(start, stop, tuple(members)))
-        start, stop, members = low, high, [number]
-    if members:
-        found.append(PackRange(start, stop, tuple(members)))
-    return found
+    order = np.lexsort((lengths, offsets))
+    low, high = offsets[order], (offsets + lengths)[order]
+    first = 0
+    while first < len(low):
+        start = int(low[first])
+        near = int(np.searchsorted(low, start + most))  # what begins later is not within it
+        reach = np.maximum.accumulate(high[first : max(near, first + 1)])
+        apart = (low[first + 1 : near] > reach[:-1] + gap) | (reach[1:] > start + most)
+        count = int(apart.argmax()) + 1 if apart.any() else len(reach)
+        yield PackRange(start, int(reach[count - 1]), order[first : first + count])
+        first += count

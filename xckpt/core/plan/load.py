@@ -19,14 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import TargetLeaf
-from xckpt.core.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.alike import wanted_dtypes
-from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.items import LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import (
     compare,
     decide_load,
@@ -34,11 +29,12 @@ from xckpt.core.plan.load_checks import (
     target_problems,
 )
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
+from xckpt.core.plan.reads.items import ReadItems
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.targets.assign import assign
-from xckpt.core.targets.find import find_targets, with_names_of, with_stored_names
+from xckpt.core.targets.find import find_targets, with_names_of
 from xckpt.core.targets.numbers import fill
 from xckpt.core.targets.objects import opaque_differences
 from xckpt.core.tree import FlatTree, flatten, rebuild, unflatten
@@ -220,22 +216,21 @@ class DefaultLoadPlanner(LoadPlanner):
         strict = self.strictness.missing == "error"
         problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
         problems |= {} if self._deserialise else opaque_differences(self._likes, self.metadata)
-        items: list[ReadItem] = []
+        items = ReadItems([], [])
         stored = self.metadata.state_dict_metadata
         for name, wanted in self._wanted.items():
             leaf = stored.get(name)
             if leaf is None or name in problems:
                 continue
             if isinstance(leaf, BytesStorageMetadata):
-                index = MetadataIndex(name)
-                items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
+                items.add(name, [None])
                 continue
             assert wanted is not None
-            items += wanted.reads(leaf)
+            items.add(name, wanted.reads(leaf))
         nothing = stands_for_nothing(self._objects.flat.containers, self.metadata)
         names = (*self._wanted, *nothing, *(stored.keys() & self._untouched.keys()))
         if self._stored_names:
-            items = with_stored_names(items, self._stored_names)
+            items = items.renamed(self._stored_names)
         dtypes = wanted_dtypes(self.targets) if self.cast else {}
         return LoadPlan(items, names=names, problems=tuple(problems.values()), dtypes=dtypes)
 
@@ -251,7 +246,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """The coordinator's plan as it is."""
         self._left = central_plan.left
         for wanted in self._wanted.values():
-            if wanted is not None:
+            if wanted is not None and 0 in wanted.missing:
                 wanted.commit_empty()
         return central_plan
 
@@ -307,7 +302,7 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             PlanError: the box had all its elements before.
         """
-        self._wanted_by(read_item).land(read_item)
+        self._wanted_by(read_item).land(read_item, self._lock)
 
     def _wanted_by(self, item: ReadItem) -> WantedLeaf:
         wanted = self._wanted[item.dest_index.fqn]

@@ -24,6 +24,7 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMet
 from xckpt.core.plan.alike import check_alike
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, mismatch
+from xckpt.core.plan.reads.items import ReadItems, Row
 from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
 from xckpt.core.targets.numbers import NumberTarget, number_difference
@@ -184,7 +185,12 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> Iterator[s
         ['step: an item reads it, but it is not in the checkpoint']
     """
     arrays: dict[str, list[Box]] = {}
-    for item in items:
+    columns = ReadItems.of(items)
+    for leaf, row in zip(columns.names, columns.rows, strict=True):
+        known = metadata.state_dict_metadata.get(leaf)
+        if isinstance(row, tuple) and _is_one(known, row):  # as most are
+            continue
+        (item,) = ReadItems([leaf], [row])
         name = item.storage_index.fqn
         stored = metadata.state_dict_metadata.get(name)
         is_tensor = isinstance(stored, TensorStorageMetadata)
@@ -199,6 +205,12 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> Iterator[s
             problem = _source_problem(item, arrays[name])
             if problem:
                 yield f"{name}: an item reads {problem}"
+
+
+def _is_one(stored: object, sizes: Shape) -> bool:
+    """Whether a leaf is one array of these sizes."""
+    is_tensor = isinstance(stored, TensorStorageMetadata)
+    return is_tensor and stored.size == sizes and len(stored.chunks) == 1 and all(sizes)
 
 
 def _reads_all(item: ReadItem, stored: TensorStorageMetadata) -> bool:
@@ -254,13 +266,15 @@ def target_problems(
         >>> target_problems([], {"w": [Box((4,), (2,))], "step": None})
         ['w: [4, 6) is wanted, but no item reads it', 'step: wanted, but no item reads it']
     """
-    by_leaf: dict[str, list[ReadItem]] = {}
-    for item in items:
-        by_leaf.setdefault(item.dest_index.fqn, []).append(item)
+    columns = ReadItems.of(items)
+    by_leaf = _by_leaf(columns)
     faults: list[str] = []
     for name, boxes in wanted.items():
+        numbers = by_leaf.get(name, ())
+        if boxes is not None and _is_box(boxes, [columns.rows[n] for n in numbers]):  # as most are
+            continue
         kind = LoadItemType.BYTE_IO if boxes is None else LoadItemType.TENSOR
-        here = [item for item in by_leaf.get(name, ()) if item.type is kind]
+        here = [item for n in numbers if (item := columns[n]).type is kind]
         if boxes is not None:
             if not (len(here) == len(boxes) == 1 and _fills_all(here[0], 0, boxes[0])):
                 faults += [f"{name}: {problem}" for problem in _box_problems(boxes, here)]
@@ -270,6 +284,27 @@ def target_problems(
             what = f"{count} items read it" if count else "wanted, but no item reads it"
             faults.append(f"{name}: {what}")
     return faults
+
+
+def _by_leaf(items: ReadItems) -> dict[str, Sequence[int]]:
+    """Leaf name -> the numbers of its items."""
+    numbers: dict[str, Sequence[int]] = {}
+    several: dict[str, list[int]] = {}
+    for number, name in enumerate(items.names):
+        if name in several:
+            several[name].append(number)
+        elif name in numbers:
+            numbers[name] = several[name] = [*numbers[name], number]
+        else:
+            numbers[name] = (number,)
+    return numbers
+
+
+def _is_box(boxes: Sequence[Box], rows: Sequence[Row]) -> bool:
+    """Whether one box is wanted, and one item reads a leaf of its sizes as a whole."""
+    if len(boxes) != 1 or len(rows) != 1 or not isinstance(rows[0], tuple):
+        return False
+    return boxes is Boxes.whole(rows[0]) or boxes[0].sizes == rows[0]
 
 
 def _box_problems(boxes: Sequence[Box], items: Sequence[ReadItem]) -> Iterator[str]:

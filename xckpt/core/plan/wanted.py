@@ -1,14 +1,15 @@
 """One leaf that a load wants: its boxes, their memory, and how much of each is still to come.
 
 1. `local_reads` intersects the boxes wanted with the arrays stored: a read item for each meeting.
+   A leaf that is read as a whole needs none (`WantedLeaf.reads`).
 2. `WantedLeaf.memory` is the part of a box's buffer that an item fills.
-3. `WantedLeaf.land` counts what has come (`Countdown`), and publishes a box with its last element.
+3. `WantedLeaf.land` counts what has come, and publishes a box with its last element.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -20,6 +21,7 @@ from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
+from xckpt.core.plan.reads.items import Row
 from xckpt.errors import LeafTooLargeError, PlanError, XckptError
 
 
@@ -63,12 +65,6 @@ def local_reads(name: str, wanted_boxes: Boxes, stored: TensorStorageMetadata) -
         XckptError: a wanted box is not wholly stored (a damaged manifest).
     """
     arrays = stored.arrays
-    if len(wanted_boxes) == len(arrays) == 1 and wanted_boxes == arrays:
-        # Most leaves of most loads: the whole of what is one array.
-        box = arrays[0]
-        index, origin = MetadataIndex(name, box.offsets, 0), (0,) * len(box.sizes)
-        item = ReadItem(LoadItemType.TENSOR, index, origin, index, origin, box.sizes)
-        return [item] if box.elements else []
     wanted, array, shared = intersect(wanted_boxes, arrays)
     items: list[ReadItem] = []
     pairs: Iterable[tuple[int, int, Box]]
@@ -99,21 +95,24 @@ class WantedLeaf:
     target: TargetLeaf
     boxes: Boxes = field(init=False)
     """What the target wants."""
-    missing: list[Countdown] = field(default_factory=list[Countdown])
+    missing: list[int] = field(default_factory=list[int])
     """For each box, how many of its elements are still to come; empty until it is planned."""
 
     def __post_init__(self) -> None:
         self.boxes = self.target.boxes
 
-    def reads(self, stored: TensorStorageMetadata) -> list[ReadItem]:
-        """The read items that fill all boxes, whose elements are expected from now on."""
-        self.missing = [Countdown(prod(sizes)) for sizes in self.boxes.sizes.tolist()]
+    def reads(self, stored: TensorStorageMetadata) -> Sequence[Row]:
+        """What fills all boxes, whose elements are expected from now on; see `ReadItems`."""
+        if self.boxes == stored.arrays and len(self.boxes) == 1:  # as most are
+            self.missing = [prod(stored.size)]
+            return [stored.size] if self.missing[0] else []
+        self.missing = [prod(sizes) for sizes in self.boxes.sizes.tolist()]
         return local_reads(self.name, self.boxes, stored)
 
     def commit_empty(self) -> None:
         """Publish the boxes without elements: they get no read item."""
-        for number, countdown in enumerate(self.missing):
-            if countdown.missing == 0:
+        for number, missing in enumerate(self.missing):
+            if missing == 0:
                 self.target.commit(number)
 
     def memory(self, item: ReadItem) -> object:
@@ -130,20 +129,26 @@ class WantedLeaf:
                 f"{self.name or 'the root'}: no memory for it; load it sharded, or a part of it "
                 f"with xckpt.open ({error})"
             ) from error
-        if self.boxes[number].sizes == item.lengths:
+        if getattr(buffer, "shape", None) == item.lengths:
             return buffer
         # Every framework's buffer slices like NumPy's.
         sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
         return sliceable[_region(item).slices()]
 
-    def land(self, item: ReadItem) -> None:
+    def land(self, item: ReadItem, lock: threading.Lock) -> None:
         """Count the elements that an item has brought; publish a box with the last of its own.
+
+        Args:
+            item: what has come.
+            lock: held while it is counted.
 
         Raises:
             PlanError: the box had all its elements before.
         """
         number = _box_of(item)
-        missing = self.missing[number].land(prod(item.lengths))
+        with lock:
+            self.missing[number] -= prod(item.lengths)
+            missing = self.missing[number]
         if missing == 0:
             self.target.commit(number)
         elif missing < 0:

@@ -14,12 +14,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.targets.numbers import number_target
 from xckpt.core.targets.objects import check_object_target
@@ -163,21 +162,6 @@ def with_names_of(flat: FlatTree, metadata: Metadata) -> tuple[Metadata, dict[st
     new = {old: name for name, old in names.items()}
     renamed = {new.get(old, old): leaf for old, leaf in stored.items()}
     return replace(metadata, state_dict_metadata=renamed), names
-
-
-def with_stored_names(items: Iterable[ReadItem], names: Mapping[str, str]) -> list[ReadItem]:
-    """Read items that name what they read as the checkpoint does.
-
-    Args:
-        items: they name it as the target does.
-        names: leaf name -> its name in the checkpoint, where that is another one.
-    """
-    return [
-        replace(item, storage_index=replace(item.storage_index, fqn=names[item.dest_index.fqn]))
-        if item.dest_index.fqn in names
-        else item
-        for item in items
-    ]
 
 
 def _is_class(containers: Mapping[str, str], name: str) -> bool:

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 
 import numpy as np
 import tensorstore as ts
@@ -26,9 +24,10 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.entries import Manifest, arrays
+from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.packs import PACKS
 from xckpt.core.manifest.rules import count_chunks
+from xckpt.core.manifest.stored_arrays import StoredArrays
 from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError, XckptError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
@@ -96,7 +95,7 @@ class ChunkSource:
     bytes_read: int = 0
     """Bytes of chunks read so far."""
     _chunks: ts.KvStore | None = None
-    _arrays: Mapping[str, Sequence[ZarrArray]] | None = None
+    _arrays: StoredArrays | None = None
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -109,11 +108,10 @@ class ChunkSource:
         self.integrity = Integrity(self.home, self.root, self.manifest, digests, places)
 
     @property
-    def arrays(self) -> Mapping[str, Sequence[ZarrArray]]:
+    def arrays(self) -> StoredArrays:
         """Leaf name -> its arrays; made when first asked for, which a listing never does."""
         if self._arrays is None:
-            by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
-            self._arrays = {leaf: list(group) for leaf, group in by_leaf}
+            self._arrays = StoredArrays(self.manifest)
         return self._arrays
 
     def close(self) -> None:
@@ -224,16 +222,20 @@ class ChunkSource:
         except CorruptCheckpointError as error:
             raise self.damage(chunk, str(error)) from error
 
-    def verify(self, chunk: Chunk, digest: bytes, saved: bytes | None = None) -> None:
-        """Compare the digest of what was read with the one that was saved, which may be known.
+    def verify(self, chunk: Chunk, digest: bytes) -> None:
+        """Compare the digest of what was read with the one that was saved.
 
         Raises:
             CorruptCheckpointError: they differ.
         """
-        if digest != (saved or self.integrity.digests.of(chunk.array, chunk.number)):
+        if digest != self.integrity.digests.of(chunk.array, chunk.number):
             raise self.damage(chunk, "its digest differs from the one saved")
+        self.count(chunk.nbytes)
+
+    def count(self, nbytes: int) -> None:
+        """Count bytes of chunks that were read and verified."""
         with self._lock:
-            self.bytes_read += chunk.nbytes
+            self.bytes_read += nbytes
 
     def damage(self, chunk: Chunk, reason: str) -> CorruptCheckpointError:
         """The error that says what is wrong with a chunk, and where it is."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -119,22 +119,34 @@ class Digests:
         Raises:
             CorruptCheckpointError: a local file was altered.
         """
+        pairs = [(self.first(array), array.count) for array in wanted]
+        self.prepare_ranges(*np.array(pairs, np.int64).reshape(-1, 2).T)
+
+    def prepare_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Ask for the digests of arrays, by their first digests and how many they are; `prepare`.
+
+        Raises:
+            CorruptCheckpointError: a local file was altered.
+        """
         if not self.few:
-            self._ask_ranges([array for array in wanted if 0 < array.count <= BLOCK])
-        elif self._whole or not any(True for _ in wanted):
+            some = (counts > 0) & (counts <= BLOCK)
+            self._ask_ranges(firsts[some], counts[some])
+        elif self._whole or not len(firsts):
             return
         elif self.root.driver == "file":
             self.check()
         elif self._asked_whole is None:
             self._asked_whole = open_store(self.root).read(self.key)
 
-    def _ask_ranges(self, wanted: Sequence[ZarrArray]) -> None:
+    def _ask_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Begin to read the digests of arrays."""
+        gap, most = GAP_BYTES // DIGEST_BYTES, RANGE_BYTES // DIGEST_BYTES
         with self._lock:
-            counts = {self.first(array): array.count for array in wanted}
-            new = [first for first in counts if self._range(first, counts[first]) is None]
-            gap, most = GAP_BYTES // DIGEST_BYTES, RANGE_BYTES // DIGEST_BYTES
-            for each in runs(new, [counts[first] for first in new], gap=gap, most=most):
+            starts = np.array([-1, *self._starts], np.int64)
+            stops = np.array([-1, *(each.stop for each in self._ranges)], np.int64)
+            at = np.searchsorted(starts, firsts, side="right") - 1
+            new = firsts + counts > stops[at]
+            for each in runs(firsts[new], counts[new], gap=gap, most=most):
                 asked = self._ask(each.start, each.stop - each.start)
                 # Such a range ends with arrays that are new: it holds others as a whole or not.
                 low, high = bisect_left(self._starts, each.start), each.stop

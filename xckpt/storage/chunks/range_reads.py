@@ -1,29 +1,22 @@
 """Chunks that lie in one object with others: a range of it with several is read in one request.
 
 1. `RangeReads.begin` asks for a range, within the budget of a window; a thread waits for it.
-2. Each chunk of the range is verified, and its elements are handed over.
+2. `RangeReads.take` verifies each chunk of the range, and hands its elements over.
 3. Where the range is not what was expected, each chunk is read on its own: some may be whole, and
    an error names the chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import abc
 from functools import partial
-from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import numpy as np
 import tensorstore as ts
-from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.packs import PackRange
 from xckpt.errors import CorruptCheckpointError, XckptError
-from xckpt.storage.array import digest_array
 from xckpt.storage.chunks.chunk import allocate
-from xckpt.storage.chunks.digests import many
 from xckpt.storage.chunks.requests import Chunk, ChunkRequest
 from xckpt.storage.location import answer
 
@@ -36,25 +29,35 @@ RANGE_BYTES = 1 << 22
 GAP_BYTES = 1 << 16
 """What is read in vain rather than asked for in two requests."""
 
-
-class Placed(NamedTuple):
-    """A chunk that is wanted, and where it lies in an object."""
-
-    request: ChunkRequest
-    offset: int
+Members = TypeVar("Members")
+"""The chunks of a range."""
 
 
-@dataclass(frozen=True, slots=True)
-class RangeReads:
+class RangeReads(abc.ABC, Generic[Members]):
     """Reads ranges of objects for a window.
 
     Args:
         window: takes the chunks. The digests of their arrays are fetched already.
     """
 
-    window: ChunkWindow
+    def __init__(self, window: ChunkWindow) -> None:
+        self.window = window
 
-    def begin(self, key: str, each: PackRange, members: Sequence[Placed], end: bytes = b"") -> None:
+    @abc.abstractmethod
+    def first(self, members: Members) -> Chunk:
+        """The first chunk of a range."""
+
+    @abc.abstractmethod
+    def take(self, content: bytes, start: int, members: Members) -> None:
+        """Verify the chunks of a range that was read from byte ``start`` on, and land them."""
+
+    @abc.abstractmethod
+    def read_alone(self, members: Members) -> None:
+        """Read chunks one by one."""
+
+    def begin(
+        self, key: str, each: PackRange, members: Members, end: bytes = b"", least: int = 0
+    ) -> None:
         """Ask for a range of an object, and have a thread wait for it.
 
         Args:
@@ -62,8 +65,9 @@ class RangeReads:
             each: which bytes.
             members: the chunks that lie there.
             end: what the range ends with.
+            least: bytes that it takes of the budget at least.
         """
-        window, size = self.window, each.stop - each.start
+        window, size = self.window, max(least, each.stop - each.start)
         window.reserve(size)
         if window.pool.failed:
             return
@@ -78,44 +82,22 @@ class RangeReads:
             window.pool.submit(task, size, reserved=True)
 
     def _read(
-        self,
-        asked: ts.Future[ts.KvStore.ReadResult],
-        start: int,
-        members: Sequence[Placed],
-        end: bytes,
+        self, asked: ts.Future[ts.KvStore.ReadResult], start: int, members: Members, end: bytes
     ) -> None:
         """Wait for a range, and hand over its chunks."""
         try:
-            content = self._content(asked, members[0].request.chunk)
+            content = self._content(asked, members)
             if not content.endswith(end):
                 raise CorruptCheckpointError("the range does not end as it has to")
         except CorruptCheckpointError:
             self.read_alone(members)
-            return
         except XckptError as error:
             self.window.refuse(error)
-            return
-        for (request, offset), digest in zip(members, self._digests(members), strict=True):
-            data = _elements(request.chunk, content, offset - start)
-            try:
-                self.window.source.verify(request.chunk, digest_array(data), digest)
-                self.window.land(request, data)
-            except XckptError as error:
-                self.window.refuse(error)
+        else:
+            self.take(content, start, members)
 
-    def _digests(self, members: Sequence[Placed]) -> list[bytes | None]:
-        """The digests of chunks; None for those that only `ChunkSource.verify` can find."""
-        chunks = [member.request.chunk for member in members]
-        numbers = [chunk.array.first + chunk.number for chunk in chunks]
-        rows, found = many(self.window.source.integrity.digests, np.array(numbers, np.int64))
-        content, size = rows.tobytes(), rows.shape[1]
-        return [
-            content[number * size : (number + 1) * size] if there else None
-            for number, there in enumerate(found.tolist())
-        ]
-
-    def _content(self, asked: ts.Future[ts.KvStore.ReadResult], first: Chunk) -> bytes:
-        """A range, unverified; ``first`` is the first chunk there.
+    def _content(self, asked: ts.Future[ts.KvStore.ReadResult], members: Members) -> bytes:
+        """A range, unverified.
 
         Raises:
             CorruptCheckpointError: the object is missing or truncated.
@@ -127,39 +109,15 @@ class RangeReads:
             if read.state != "value":
                 raise ValueError("NOT_FOUND")
         except (OSError, ValueError, RuntimeError) as error:
-            raise source.translated(first, error) from error
+            raise source.translated(self.first(members), error) from error
         return read.value
 
-    def read_alone(self, members: Sequence[Placed]) -> None:
-        """Read chunks one by one."""
-        for request, _ in members:
-            chunk = request.chunk
-            try:
-                data = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
-                self.window.source.read(chunk, data)
-                self.window.land(request, data)
-            except XckptError as error:
-                self.window.refuse(error)
-
-
-def read_together(window: ChunkWindow, requests: Iterable[ChunkRequest]) -> None:
-    """Begin to read chunks that lie in packs and in zarr shards; most checkpoints have neither."""
-    packed, sharded = list[ChunkRequest](), list[ChunkRequest]()
-    for request in requests:
-        (sharded if request.chunk.array.place is None else packed).append(request)
-    if sharded:
-        from xckpt.storage.chunks.shards.reads import ShardReads
-
-        ShardReads(window).read(sharded)
-    if packed:
-        from xckpt.storage.packs.read_packs import PackReads
-
-        PackReads(window).read(packed)
-
-
-def _elements(chunk: Chunk, content: bytes, start: int) -> NDArray[np.generic]:
-    """A chunk's elements, from where its bytes begin; those of a shard are padded at its edges."""
-    array, sizes = chunk.array, chunk.box.sizes
-    stored = sizes if array.shard is None or array.place is not None else array.chunk
-    data = np.frombuffer(content, chunk.dtype, prod(stored), start).reshape(stored)
-    return data if stored == sizes else np.ascontiguousarray(data[Box.whole(sizes).slices()])
+    def read_one(self, request: ChunkRequest) -> None:
+        """Read a chunk by itself."""
+        chunk = request.chunk
+        try:
+            data = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
+            self.window.source.read(chunk, data)
+            self.window.land(request, data)
+        except XckptError as error:
+            self.window.refuse(error)

@@ -5,23 +5,27 @@
    item when its last part has landed.
 3. `read_items` reads all chunks through one `ChunkWindow`. With an `Exchange`, chunks that other
    ranks want too are read into shared memory by one rank and delivered by each.
+4. `read_boxes` reads parts of tensors for slices and for other formats.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import dtype_name, numpy_dtype
-from xckpt.core.geometry.box import Box
+from xckpt.core.dtypes import dtype_name
+from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box_lookup import intersect
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.reads.items import ReadItems
 from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
@@ -33,13 +37,24 @@ from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.host.exchange import Exchange
 from xckpt.storage.location import storage_errors
 
+IN_FLIGHT = 4
+"""Chunks that `read_box` has in flight."""
 
-def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests:
+
+def requests_of(source: ChunkSource, items: ReadItems) -> ChunkRequests:
     """The chunks that items read; destination ``n`` is that of item ``n``."""
-    requests = ChunkRequests(source.memory_bytes, source.host_ranks)
-    for item in items:
-        array = source.arrays[item.storage_index.fqn][item.storage_index.index or 0]
-        requests.add(array, Box(item.storage_offsets, item.lengths))
+    stored = source.arrays
+    requests = ChunkRequests(source.memory_bytes, source.host_ranks, stored)
+    is_one = (stored.nbytes > 0).tolist()
+    for name, row in zip(items.names, items.rows, strict=True):
+        if isinstance(row, ReadItem):
+            array = source.arrays[row.storage_index.fqn][row.storage_index.index or 0]
+            requests.add(array, Box(row.storage_offsets, row.lengths))
+        elif is_one[leaf := stored.numbers[name]]:
+            requests.add_whole(leaf)
+        else:
+            (array,) = stored.at(leaf)
+            requests.add(array, Box.whole(array.shape))
     return requests
 
 
@@ -53,7 +68,9 @@ class Destination:
         missing: how much is to come, in the unit that `landed` counts.
     """
 
-    def __init__(self, planner: LoadPlanner, item: ReadItem, dtype: str, missing: int) -> None:
+    def __init__(
+        self, planner: LoadPlanner, item: ReadItem, dtype: np.dtype[np.generic], missing: int
+    ) -> None:
         self.item = item
         self.is_scratch = False
         """Whether the memory is copied to where it goes in the end; known once it is resolved."""
@@ -83,8 +100,8 @@ class Destination:
         memory = self._planner.adapters.writable_numpy(self._resolved)
         self.is_scratch = memory is None
         if memory is None:
-            memory = allocate(item.lengths, numpy_dtype(self._dtype), item.dest_index.fqn)
-        usual = memory.dtype == numpy_dtype(self._dtype)
+            memory = allocate(item.lengths, self._dtype, item.dest_index.fqn)
+        usual = memory.dtype == self._dtype
         if memory.shape != tuple(item.lengths) or not (usual or dtype_name(memory.dtype)):
             raise PlanError(
                 f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
@@ -103,6 +120,32 @@ class Destination:
         self._planner.commit_tensor(self.item, resolved)
         self._memory = self._resolved = None
         return True
+
+
+class _Destinations:
+    """The destinations of a load's items, each made when its first chunk comes."""
+
+    def __init__(self, planner: LoadPlanner, items: ReadItems, requests: ChunkRequests) -> None:
+        self._planner = planner
+        self._items = items
+        self._requests = requests
+        self._parts: list[int] = requests.parts.tolist()
+        self._made: dict[int, Destination] = {}
+        self._lock = threading.Lock()
+
+    def memory(self, number: int) -> NDArray[np.generic]:
+        """The memory of a destination; see `Destination.memory`."""
+        with self._lock:
+            made = self._made.get(number)
+            if made is None:
+                about = self._items[number], self._requests.dtype(number), self._parts[number]
+                made = self._made[number] = Destination(self._planner, *about)
+        return made.memory()
+
+    def landed(self, number: int) -> None:
+        """One more chunk of a destination has come."""
+        if self._made[number].landed():
+            del self._made[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +215,7 @@ def _elements(request: ChunkRequest, memory: NDArray[np.uint8]) -> NDArray[np.ge
 
 def read_items(
     source: ChunkSource,
-    items: Sequence[ReadItem],
+    items: ReadItems,
     requests: ChunkRequests,
     planner: LoadPlanner,
     options: LoadOptions,
@@ -187,26 +230,80 @@ def read_items(
         CorruptCheckpointError: a chunk or zarr.json is not what was saved.
         StorageError: the storage refused, or another rank of this host was lost.
     """
-    destinations = [
-        Destination(planner, item, array.dtype, parts)
-        for item, (array, parts) in zip(items, requests.destinations, strict=True)
-    ]
-    total = sum(request.nbytes for request in requests.values())
+    destinations = _Destinations(planner, items, requests)
+    total = int(requests.nbytes.sum())
     elsewhere = share.elsewhere
     # What is handed over lies in shared memory of as many bytes again.
     hands_over = exchange is not None and bool(share.own or share.receives)
     budget = max(1, requests.budget // (1 + hands_over))
     with ChunkWindow(
         source,
-        lambda number: destinations[number].memory(),
-        lambda number: destinations[number].landed(),
+        destinations.memory,
+        destinations.landed,
         threads=options.threads,
         budget=budget,
         progress=ProgressCounter(total, options.progress),
     ) as window:
         if exchange is not None:
             _SharedChunks(source, requests, window, exchange, share).start(budget)
-        own = [request for number, request in requests.items() if number not in elsewhere]
-        window.read(own, requests.arrays)
+        window.read(requests, elsewhere)
     if exchange is not None:
         exchange.finish()
+
+
+def read_box(
+    source: ChunkSource,
+    arrays: Sequence[ZarrArray],
+    box: Box,
+    into: NDArray[np.generic],
+    *,
+    threads: int | None = 1,
+    budget: int = 0,
+) -> None:
+    """Read a box of a tensor, verified.
+
+    Args:
+        source: the checkpoint's chunks.
+        arrays: the zarr arrays that hold the tensor.
+        box: which elements, counted from the tensor's first.
+        into: writable memory of the box's sizes and the tensor's dtype, of any strides.
+        threads: that read; 1 is the caller's own, None suits the machine.
+        budget: bytes of scratch memory; by default those of a few chunks.
+
+    Raises:
+        CorruptCheckpointError: a chunk or zarr.json is not what was saved.
+        StorageError: the storage refused, or the checkpoint was replaced meanwhile.
+    """
+    read_boxes(source, [(arrays, box, into)], threads=threads, budget=budget)
+
+
+def read_boxes(
+    source: ChunkSource,
+    wanted: Iterable[tuple[Sequence[ZarrArray], Box, NDArray[np.generic]]],
+    *,
+    threads: int | None = 1,
+    budget: int = 0,
+) -> None:
+    """Read boxes of several tensors, each chunk once; see `read_box`.
+
+    Args:
+        source: the checkpoint's chunks.
+        wanted: of each box the arrays that hold its tensor, where it is, and its memory.
+        threads: see `read_box`.
+        budget: see `read_box`.
+    """
+    requests = ChunkRequests(source.memory_bytes)
+    views: list[NDArray[np.generic]] = []
+    for arrays, box, into in wanted:
+        stored = Boxes.of([(array.offset, array.shape) for array in arrays], rank=len(box.sizes))
+        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), stored)
+        for number, part in zip(numbers.tolist(), shared, strict=True):
+            requests.add(arrays[number], part.relative_to(arrays[number].offset))
+            views.append(into[(*part.slices(box.offsets), ...)])
+    budget = min(budget, requests.budget) or IN_FLIGHT * int(requests.held.max(initial=0))
+    with (
+        source.integrity.noticing_replacement(),
+        ChunkWindow(source, views.__getitem__, threads=threads, budget=budget) as window,
+    ):
+        source.integrity.prepare_ranges(*requests.ranges())
+        window.read(requests)

@@ -1,28 +1,33 @@
 """Which chunks are to be read, and where their parts go.
 
 `chunks_of` lists the chunks that a box meets. `ChunkRequests` splits boxes of arrays into chunks. A
-chunk that several boxes meet is requested once, with a part for each. How many there are is known
-before they are listed, and limited by the memory of the options: a manifest of a few bytes can
-claim billions.
+chunk that several boxes meet is requested once, with a part for each. It holds columns: a
+`ChunkRequest` is made when its chunk is about to be read. How many there are is known before they
+are listed, and limited by the memory of the options: a manifest of a few bytes can claim billions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import numpy as np
 
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.cell_blocks import cell_blocks, count_met
-from xckpt.core.geometry.grid import ZarrArray, cells
+from xckpt.core.geometry.cell_blocks import cell_at, cell_blocks, count_met
+from xckpt.core.geometry.grid import Int64s, ZarrArray, cells
+from xckpt.core.manifest.stored_arrays import StoredArrays
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import LeafTooLargeError
 from xckpt.storage.budget import share_of
 
-REQUEST_BYTES = 1 << 10
-"""Memory that a chunk takes which is to be read, without its elements: its boxes, digest, parts."""
+REQUEST_BYTES = 1 << 7
+"""Memory that a chunk takes which is to be read, without its elements: its row and its digest."""
+
+DESTINATION_BYTES = 1 << 10
+"""Memory that a destination takes, without its elements: the target, its name, what is stored."""
 
 READ_BYTES = 1 << 14
 """Memory of a chunk in flight, without its elements: few bytes are no reason for many reads."""
@@ -95,8 +100,41 @@ class ChunkRequest(msgspec.Struct, frozen=True):
         return self.nbytes + READ_BYTES
 
 
-class ChunkRequests(dict[int, ChunkRequest]):
-    """Requests by the number of the chunk's digest in the checkpoint.
+NO_LEAF = -1
+"""In place of a leaf's number: the destination wants something else."""
+
+UNPACKED = -1
+"""In place of a place: the chunk lies in no pack."""
+
+
+class _Rows:
+    """Chunks of destinations, as they are added: a row for each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._columns: list[tuple[Int64s, Int64s, Int64s, Int64s]] = []
+
+    def add(self, number: Int64s, nbytes: Int64s, place: Int64s, destination: Int64s) -> None:
+        self.count += len(number)
+        self._columns.append((number, nbytes, place, destination))
+
+    def columns(self) -> list[Int64s]:
+        """All rows, in the order of the chunks and of the destinations of each."""
+        empty = np.zeros(0, np.int64)
+        columns = [np.concatenate([empty, *each]) for each in zip(*self._columns, strict=True)]
+        columns = columns or [empty] * 4
+        order = np.argsort(columns[0], kind="stable")
+        self._columns = []
+        return [column[order] for column in columns]
+
+
+class ChunkRequests(Mapping[int, ChunkRequest]):
+    """Requests by the number of the chunk's digest in the checkpoint; made when asked for.
+
+    Args:
+        memory_bytes: what the host may take for the load.
+        host_ranks: how many ranks share that.
+        stored: the arrays of the checkpoint, for `add_whole`.
 
     Example:
         >>> array = ZarrArray("w", 0, "int8", (0,), (9,), (4,))
@@ -104,17 +142,22 @@ class ChunkRequests(dict[int, ChunkRequest]):
         >>> requests.add(array, Box((4,), (5,)))
         >>> [(n, str(request.chunk.box)) for n, request in requests.items()]
         [(1, '[4, 8)'), (2, '[8, 9)')]
-        >>> [parts for array, parts in requests.destinations]
-        [2]
+        >>> requests.nbytes.tolist(), requests.parts.tolist()
+        ([4, 1], [2])
     """
 
     def __init__(
-        self, memory_bytes: int = FEWEST_CHUNKS * REQUEST_BYTES, host_ranks: int = 1
+        self,
+        memory_bytes: int = FEWEST_CHUNKS * REQUEST_BYTES,
+        host_ranks: int = 1,
+        stored: StoredArrays | None = None,
     ) -> None:
-        super().__init__()
-        self._memory_bytes, self._host_ranks = memory_bytes, host_ranks
-        self.destinations: list[tuple[ZarrArray, int]] = []
-        """For each destination, the array that it is read from, and how many parts it gets."""
+        self._memory_bytes, self._host_ranks, self._stored = memory_bytes, host_ranks, stored
+        self._rows = _Rows()
+        self._boxes: dict[int, tuple[ZarrArray, Box]] = {}
+        """What destinations want, but for those that want a leaf of one chunk."""
+        self._leaves: list[int] = []
+        """For each destination the number of such a leaf; `NO_LEAF` for others."""
 
     def add(self, array: ZarrArray, box: Box) -> None:
         """Request a non-empty box of an array for the next destination.
@@ -123,7 +166,7 @@ class ChunkRequests(dict[int, ChunkRequest]):
             LeafTooLargeError: so many chunks are within the box that the list of them has no room.
         """
         one = array.shape == array.chunk or array.count == 1  # as most leaves are
-        count = len(self) + (1 if one else count_met(box, array.chunk))
+        count = self._rows.count + (1 if one else count_met(box, array.chunk))
         if count > max(FEWEST_CHUNKS, self._memory_bytes // REQUEST_BYTES):
             raise LeafTooLargeError(
                 f"{array.leaf or 'the root'}: {box} lies in chunks of {array.chunk}: the list of "
@@ -131,24 +174,151 @@ class ChunkRequests(dict[int, ChunkRequest]):
                 f"memory_bytes ({readable_bytes(self._memory_bytes)}); raise "
                 "LoadOptions(memory_bytes=), or load less at a time"
             )
-        chunks = list(chunks_of(array, box))
-        for chunk in chunks:
-            number = array.first + chunk.number
-            request = self.get(number) or self.setdefault(number, ChunkRequest(chunk))
-            request.parts.append(_part(len(self.destinations), box, chunk.box))
-        self.destinations.append((array, len(chunks)))
+        destination = len(self._leaves)
+        self._leaves.append(NO_LEAF)
+        self._boxes[destination] = array, box
+        for block in cell_blocks(box, array.chunk, ENUMERATED):
+            numbers, boxes = cells(block.offsets, block.ends, array.shape, array.chunk)
+            place = numbers * 0 + UNPACKED if array.place is None else numbers + array.place
+            self._rows.add(
+                array.first + numbers,
+                boxes.elements * item_size(array.dtype),
+                place,
+                np.full(len(numbers), destination),
+            )
+
+    def add_whole(self, leaf: int) -> None:
+        """Request all of a stored leaf of one chunk, by its number, for the next destination."""
+        self._leaves.append(leaf)
+
+    @functools.cached_property
+    def _whole(self) -> tuple[Int64s, Int64s]:
+        """The destinations that want a leaf of one chunk, and its number."""
+        leaves = np.array(self._leaves, np.int64)
+        destinations = np.flatnonzero(leaves != NO_LEAF)
+        return destinations, leaves[destinations]
+
+    def _of_leaves(self) -> tuple[Int64s, Int64s, Int64s]:
+        """Number, bytes and place of the chunk of each leaf that is wanted as a whole."""
+        stored, leaves = self._stored, self._whole[1]
+        if stored is None:
+            return leaves, leaves, leaves
+        places = np.where(stored.is_packed, stored.place, UNPACKED)
+        return stored.first[leaves], stored.nbytes[leaves], places[leaves]
+
+    @functools.cached_property
+    def _columns(self) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
+        """Number, bytes and place of each chunk, its first row, and the destination of each row."""
+        self._rows.add(*self._of_leaves(), self._whole[0])
+        number, nbytes, place, destination = self._rows.columns()
+        first = np.flatnonzero(np.diff(number, prepend=-1))
+        return number[first], nbytes[first], place[first], first, destination
+
+    @property
+    def numbers(self) -> Int64s:
+        """The chunks' numbers, ascending, (n,)."""
+        return self._columns[0]
+
+    @property
+    def nbytes(self) -> Int64s:
+        """Bytes of the elements of each, (n,)."""
+        return self._columns[1]
+
+    @property
+    def held(self) -> Int64s:
+        """Bytes that each takes while it is in flight, (n,)."""
+        return self.nbytes + READ_BYTES
+
+    @property
+    def places(self) -> Int64s:
+        """The number of the place of each, (n,), or `UNPACKED`."""
+        return self._columns[2]
+
+    @property
+    def parts(self) -> Int64s:
+        """How many chunks each destination has parts of, (destinations,)."""
+        return np.bincount(self._columns[4], minlength=len(self._leaves))
+
+    @functools.cached_property
+    def alone(self) -> Int64s:
+        """The destination of each chunk that goes there as a whole, and nowhere else; else -1."""
+        first, destination = self._columns[3:]
+        alone = np.diff(first, append=len(destination)) == 1
+        to = destination[first]
+        return np.where(alone & (np.array(self._leaves, np.int64)[to] != NO_LEAF), to, -1)
+
+    def dtype(self, destination: int) -> np.dtype[np.generic]:
+        """The element type of what a destination wants."""
+        known = self._boxes.get(destination)
+        if known is not None:
+            return numpy_dtype(known[0].dtype)
+        assert self._stored is not None
+        return numpy_dtype(self._stored.dtype(self._leaves[destination]))
+
+    def at(self, row: int) -> ChunkRequest:
+        """The request for the chunk of a row of the columns."""
+        number, first, destination = self._columns[0], self._columns[3], self._columns[4]
+        stop = first[row + 1] if row + 1 < len(first) else len(destination)
+        destinations = destination[first[row] : stop].tolist()
+        array = self.wanted(destinations[0])[0]
+        own = int(number[row]) - array.first
+        one = array.shape == array.chunk
+        box = Box.whole(array.shape) if one else cell_at(own, array.shape, array.chunk)
+        parts = [_part(each, self.wanted(each)[1], box) for each in destinations]
+        return ChunkRequest(Chunk(array, own, box), parts)
+
+    def wanted(self, destination: int) -> tuple[ZarrArray, Box]:
+        """What a destination wants: an array, and a box of it."""
+        known = self._boxes.get(destination)
+        if known is not None:
+            return known
+        assert self._stored is not None
+        (array,) = self._stored.at(self._leaves[destination])
+        return array, Box.whole(array.shape)
+
+    def __getitem__(self, number: int) -> ChunkRequest:
+        row = int(np.searchsorted(self.numbers, number))
+        if row == len(self) or self.numbers[row] != number:
+            raise KeyError(number)
+        return self.at(row)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers.tolist())
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
     @property
     def budget(self) -> int:
         """What is over of this rank's share of the memory for the elements of chunks, bytes."""
-        return share_of(self._memory_bytes, self._host_ranks, len(self) * REQUEST_BYTES)
+        taken = self._rows.count * REQUEST_BYTES + len(self._leaves) * DESTINATION_BYTES
+        return share_of(self._memory_bytes, self._host_ranks, taken)
 
     @property
-    def arrays(self) -> list[ZarrArray]:
-        """The arrays that are read, each once."""
-        # A chunk has one array, and an array that has chunks a first digest of its own.
-        by_first = {request.chunk.array.first: request.chunk.array for request in self.values()}
-        return list(by_first.values())
+    def unpacked(self) -> Iterator[ZarrArray]:
+        """The arrays that are read and lie in no pack, each once."""
+        behind = 0
+        for row in np.flatnonzero(self.places == UNPACKED).tolist():
+            if self.numbers[row] >= behind:
+                array, _ = self.wanted(int(self._columns[4][self._columns[3][row]]))
+                behind = array.first + array.count
+                yield array
+
+    def ranges(self) -> tuple[Int64s, Int64s, Int64s]:
+        """Of the arrays that are read: the first digest, how many chunks, and the first place."""
+        added = {array.first: array for array, _ in self._boxes.values()}.values()
+        numbers, _, places = self._of_leaves()
+        about = [(each.first, each.count, _place(each)) for each in added]
+        other = np.array(about, np.int64).reshape(-1, 3)
+        return (
+            np.concatenate([numbers, other[:, 0]]),
+            np.concatenate([np.ones_like(numbers), other[:, 1]]),
+            np.concatenate([places, other[:, 2]]),
+        )
+
+
+def _place(array: ZarrArray) -> int:
+    return UNPACKED if array.place is None else array.place
 
 
 def _part(destination: int, wanted: Box, chunk: Box) -> Part:

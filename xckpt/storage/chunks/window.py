@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box, Boxes
-from xckpt.core.geometry.box_lookup import intersect
-from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.targets.casting import CastingCopies
 from xckpt.errors import XckptError
@@ -31,14 +30,11 @@ from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, PendingRead, allocate
 from xckpt.storage.chunks.plain_files import are_plain
-from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
+from xckpt.storage.chunks.requests import UNPACKED, ChunkRequest, ChunkRequests
 from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT, RequestedDocument
 
 TOGETHER = 32
 """Small files that a thread reads in a row: handing one over takes as long as reading it."""
-
-IN_FLIGHT = 4
-"""Chunks that `read_box` has in flight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,43 +90,75 @@ class ChunkWindow:
         """What goes to a thread with the next ones."""
         self._in_flight: set[_Begun] = set()
 
-    def read(self, requests: Iterable[ChunkRequest], arrays: Iterable[ZarrArray]) -> None:
-        """Read chunks, large ones first, and compare the zarr.json of ``arrays`` meanwhile."""
-        small: list[ChunkRequest] = []
-        large: deque[ChunkRequest] = deque()
-        for request in requests:
-            is_small = request.nbytes <= SMALL_BYTES or request.chunk.array.shard is not None
-            (small if is_small else large).append(request)
-        while large and self.pool.has_room(large[0].held) and not self.pool.failed:
-            self.submit(large.popleft())
+    def read(self, requests: ChunkRequests, elsewhere: Collection[int] = ()) -> None:
+        """Read chunks, large ones first, and compare the zarr.json of their arrays meanwhile.
+
+        Those whose numbers are in ``elsewhere`` are not read here.
+        """
+        here = ~np.isin(requests.numbers, np.array([*elsewhere], np.int64))
+        packed, small = requests.places != UNPACKED, requests.nbytes <= SMALL_BYTES
+        large = deque(np.flatnonzero(here & ~packed & ~small).tolist())
+        together: list[ChunkRequest] = []
+        while large and self.pool.has_room(int(requests.held[large[0]])) and not self.pool.failed:
+            self._submit(requests.at(large.popleft()), together)
         # Now that there is work to do with large chunks.
-        wanted = [array for array in arrays if array.place is None]  # others have no zarr.json
+        wanted = requests.unpacked
         integrity = self.source.integrity
         documents: list[RequestedDocument] = []
         if self.source.root.driver == "file" and not self.pool.single:
             self.pool.submit(partial(integrity.check_documents, wanted))
-            wanted = []
+            wanted = iter(())
         else:
-            documents = integrity.request_documents(wanted[:DOCUMENTS_IN_FLIGHT])
-        self.submit_all((*small, *large))
+            documents = integrity.request_documents(islice(wanted, DOCUMENTS_IN_FLIGHT))
+        for row in (*np.flatnonzero(here & ~packed & small).tolist(), *large):
+            self._submit(requests.at(row), together)
+        self._read_together(together)
+        if (here & packed).any():
+            from xckpt.storage.packs.read_packs import read_rows
+
+            read_rows(self, requests, np.flatnonzero(here & packed))
         self._finish_queue()
         integrity.check(documents)
-        integrity.check_documents(wanted[DOCUMENTS_IN_FLIGHT:])
+        integrity.check_documents(wanted)
 
     def submit_all(self, requests: Iterable[ChunkRequest]) -> None:
         """Begin chunks; what lies together in a pack or a shard is read at once."""
         together: list[ChunkRequest] = []
-        plain = are_plain(self.source.manifest.codecs)
         for request in requests:
-            array = request.chunk.array
-            if array.place is not None or (plain and array.shard is not None):
-                together.append(request)
-            elif not self.pool.failed:
-                self.submit(request)
-        if together:
-            from xckpt.storage.chunks.range_reads import read_together
+            self._submit(request, together)
+        self._read_together(together)
 
-            read_together(self, together)
+    def _submit(self, request: ChunkRequest, together: list[ChunkRequest]) -> None:
+        """Begin a chunk, unless it lies in a pack or a shard with others: then it is noted."""
+        array = request.chunk.array
+        plain = array.shard is not None and are_plain(self.source.manifest.codecs)
+        if array.place is not None or plain:
+            together.append(request)
+        elif not self.pool.failed:
+            self.submit(request)
+
+    def _read_together(self, requests: Sequence[ChunkRequest]) -> None:
+        """Begin chunks that lie in packs or in shards; most checkpoints have neither."""
+        sharded = [each for each in requests if each.chunk.array.place is None]
+        if sharded:
+            from xckpt.storage.chunks.shards.reads import ShardReads
+
+            ShardReads(self).read(sharded)
+        if len(sharded) < len(requests):
+            from xckpt.storage.packs.read_packs import read_listed
+
+            read_listed(self, [each for each in requests if each.chunk.array.place is not None])
+
+    def fill(self, destination: int, content: memoryview, dtype: np.dtype[np.generic]) -> bool:
+        """Bring verified bytes to a destination that wants no others; False if that casts them."""
+        into = self._memory(destination)
+        if into.dtype != dtype:
+            return False
+        np.copyto(into, np.frombuffer(content, dtype).reshape(into.shape))
+        self._landed(destination)
+        if self._progress is not None:
+            self._progress.add(len(content))
+        return True
 
     def land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
         """Bring the parts of a verified chunk to their destinations."""
@@ -284,62 +312,3 @@ def _copy(
         copy_bits(into, source)
     else:
         np.copyto(into, source)
-
-
-def read_box(
-    source: ChunkSource,
-    arrays: Sequence[ZarrArray],
-    box: Box,
-    into: NDArray[np.generic],
-    *,
-    threads: int | None = 1,
-    budget: int = 0,
-) -> None:
-    """Read a box of a tensor, verified.
-
-    Args:
-        source: the checkpoint's chunks.
-        arrays: the zarr arrays that hold the tensor.
-        box: which elements, counted from the tensor's first.
-        into: writable memory of the box's sizes and the tensor's dtype, of any strides.
-        threads: that read; 1 is the caller's own, None suits the machine.
-        budget: bytes of scratch memory; by default those of a few chunks.
-
-    Raises:
-        CorruptCheckpointError: a chunk or zarr.json is not what was saved.
-        StorageError: the storage refused, or the checkpoint was replaced meanwhile.
-    """
-    read_boxes(source, [(arrays, box, into)], threads=threads, budget=budget)
-
-
-def read_boxes(
-    source: ChunkSource,
-    wanted: Iterable[tuple[Sequence[ZarrArray], Box, NDArray[np.generic]]],
-    *,
-    threads: int | None = 1,
-    budget: int = 0,
-) -> None:
-    """Read boxes of several tensors, each chunk once; see `read_box`.
-
-    Args:
-        source: the checkpoint's chunks.
-        wanted: of each box the arrays that hold its tensor, where it is, and its memory.
-        threads: see `read_box`.
-        budget: see `read_box`.
-    """
-    requests = ChunkRequests(source.memory_bytes)
-    views: list[NDArray[np.generic]] = []
-    for arrays, box, into in wanted:
-        stored = Boxes.of([(array.offset, array.shape) for array in arrays], rank=len(box.sizes))
-        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), stored)
-        for number, part in zip(numbers.tolist(), shared, strict=True):
-            requests.add(arrays[number], part.relative_to(arrays[number].offset))
-            views.append(into[(*part.slices(box.offsets), ...)])
-    largest = max((request.held for request in requests.values()), default=0)
-    budget = min(budget, requests.budget) or IN_FLIGHT * largest
-    with (
-        source.integrity.noticing_replacement(),
-        ChunkWindow(source, views.__getitem__, threads=threads, budget=budget) as window,
-    ):
-        source.integrity.prepare(requests.arrays)
-        window.read(requests.values(), requests.arrays)

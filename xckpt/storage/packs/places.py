@@ -62,25 +62,32 @@ class Places(Digests):
         Raises:
             CorruptCheckpointError: the file of places is too short, or names no such pack.
         """
+        pack, offset = self.of_chunk(array, number)
+        return ChunkPlace(self.pack(pack), offset)
+
+    def of_chunk(self, array: ZarrArray, number: int) -> tuple[int, int]:
+        """The pack and the offset of chunk ``number`` of a prepared array; see `place`."""
         pack, offset = _PLACE.unpack(self.of(array, number))
         if pack >= self.packs or offset > MOST_OFFSET:
             raise CorruptCheckpointError(
                 f"{self.root}: {PLACES} has no byte {offset:,} of a pack {pack:,}"
             )
-        return ChunkPlace(self._key(pack), offset)
+        return pack, offset
 
-    def places(self, numbers: NDArray[np.int64]) -> list[ChunkPlace | None]:
-        """Many places at once, by their numbers; None for those that only `place` can find."""
+    def columns(
+        self, numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Pack and offset of many places, by their numbers, and which of them are there.
+
+        `of_chunk` looks for the others one by one.
+        """
         rows, found = many(self, numbers)
         given = rows.reshape(-1).view(PLACE)
         found &= (given["pack"] < self.packs) & (given["offset"] <= MOST_OFFSET)
-        columns = zip(found.tolist(), given["pack"].tolist(), given["offset"].tolist(), strict=True)
-        return [
-            ChunkPlace(self._key(pack), offset) if there else None
-            for there, pack, offset in columns
-        ]
+        pack, offset = np.where(found, given["pack"], 0), np.where(found, given["offset"], 0)
+        return pack.astype(np.int64), offset.astype(np.int64), found
 
-    def _key(self, pack: int) -> str:
+    def pack(self, pack: int) -> str:
         """The key of a pack, one text for all of its chunks."""
         key = self._keys.get(pack)
         return key or self._keys.setdefault(pack, pack_key(self._name(pack)))

@@ -1,43 +1,151 @@
 """Reading packed chunks: those that lie close together in one request.
 
-1. The chunks that are wanted are put in order by their places (`xckpt.storage.packs.places`).
-2. Ranges of a pack (`xckpt.core.manifest.packs.runs`) are asked for, within the budget.
-3. Each chunk of a range is verified, and its elements are handed over
-   (`xckpt.storage.chunks.range_reads`).
+1. The chunks that are wanted are put in order by their places (`xckpt.storage.packs.places`), in
+   columns.
+2. Ranges of a pack (`xckpt.core.manifest.packs.runs`) are asked for, within the budget
+   (`xckpt.storage.chunks.range_reads`); of a local pack, few at a time.
+3. Each chunk of a range is verified, and its elements are handed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from xckpt.core.geometry.grid import Int64s
 from xckpt.core.manifest.packs import runs
 from xckpt.errors import XckptError
-from xckpt.storage.chunks.range_reads import GAP_BYTES, RANGE_BYTES, Placed, RangeReads
-from xckpt.storage.chunks.requests import ChunkRequest
+from xckpt.options import default_threads
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
+from xckpt.storage.chunks.digests import many
+from xckpt.storage.chunks.range_reads import GAP_BYTES, RANGE_BYTES, RangeReads
+from xckpt.storage.chunks.requests import Chunk, ChunkRequest, ChunkRequests
+
+if TYPE_CHECKING:
+    from xckpt.storage.chunks.window import ChunkWindow
+
+AHEAD = 2
+"""Ranges of local packs on their way for each thread."""
 
 
-class PackReads(RangeReads):
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedChunks:
+    """Packed chunks that are wanted; their rows are numbered from 0."""
+
+    numbers: Int64s
+    """The numbers of their digests, (n,)."""
+    places: Int64s
+    """The numbers of their places, (n,)."""
+    nbytes: Int64s
+    """Bytes of their elements, (n,)."""
+    request: Callable[[int], ChunkRequest]
+    """What is wanted of the chunk of a row."""
+    fill: Callable[[int, memoryview], bool]
+    """Takes a row and its verified bytes, and brings them where they go; False if it cannot."""
+
+
+class PackedRange(NamedTuple):
+    """Rows of packed chunks that lie in one range."""
+
+    rows: Int64s
+    offsets: Int64s
+    """Their first bytes in the pack."""
+
+
+class PackReads(RangeReads[PackedRange]):
     """Reads packed chunks for a window; their places are fetched already."""
 
-    def read(self, requests: Iterable[ChunkRequest]) -> None:
-        """Begin to read chunks, within the window's budget."""
-        packs: dict[str, list[Placed]] = {}
-        places, wanted = self.window.source.integrity.places, list(requests)
-        chunks = [request.chunk for request in wanted]
-        numbers = [places.first(chunk.array) + chunk.number for chunk in chunks]
-        known = places.places(np.array(numbers, np.int64))
-        for request, place in zip(wanted, known, strict=True):
+    def __init__(self, window: ChunkWindow, wanted: PackedChunks) -> None:
+        super().__init__(window)
+        self._wanted = wanted
+
+    def read(self) -> None:
+        """Begin to read the chunks, within the window's budget."""
+        places, wanted = self.window.source.integrity.places, self._wanted
+        pack, offset, found = places.columns(wanted.places)
+        for row in np.flatnonzero(~found).tolist():
+            self._look_up(row, pack, offset, found)
+        least = self._least()
+        for each in np.unique(pack[found]).tolist():
+            rows = np.flatnonzero(found & (pack == each))
+            key, about = places.pack(each), (offset[rows], wanted.nbytes[rows])
+            for part in runs(*about, gap=GAP_BYTES, most=RANGE_BYTES):
+                members = rows[part.members]
+                self.begin(key, part, PackedRange(members, offset[members]), least=least)
+
+    def _least(self) -> int:
+        """What a range takes of the budget at least: a disk needs few of them at a time."""
+        window = self.window
+        on_their_way = AHEAD * (1 if window.pool.single else default_threads())
+        return 0 if window.source.root.bucket else window.pool.budget // on_their_way
+
+    def _look_up(self, row: int, pack: Int64s, offset: Int64s, found: NDArray[np.bool_]) -> None:
+        """Find a place that is not among those that were fetched together."""
+        chunk = self._wanted.request(row).chunk
+        places = self.window.source.integrity.places
+        try:
+            pack[row], offset[row] = places.of_chunk(chunk.array, chunk.number)
+            found[row] = True
+        except XckptError as error:
+            self.window.refuse(error)
+
+    def first(self, members: PackedRange) -> Chunk:
+        """The first chunk of a range."""
+        return self._wanted.request(int(members.rows[0])).chunk
+
+    def take(self, content: bytes, start: int, members: PackedRange) -> None:
+        """Verify the chunks of a range that was read from byte ``start`` on, and land them."""
+        wanted, source, view = self._wanted, self.window.source, memoryview(content)
+        rows, lows = members.rows, members.offsets - start
+        saved, there = many(source.integrity.digests, wanted.numbers[rows])
+        digests: list[bytes] = saved.view(f"V{DIGEST_BYTES}").reshape(-1).tolist()
+        highs = lows + wanted.nbytes[rows]
+        columns = rows.tolist(), lows.tolist(), highs.tolist(), there.tolist(), digests
+        for row, low, high, is_known, expected in zip(*columns, strict=True):
+            elements = view[low:high]
+            digest = digest_bytes(elements)
             try:
-                chunk = request.chunk
-                place = place or places.place(chunk.array, chunk.number)
+                if is_known and digest == expected:
+                    source.count(high - low)
+                else:
+                    source.verify(wanted.request(row).chunk, digest)
+                if not wanted.fill(row, elements):
+                    self._land(wanted.request(row), elements)
             except XckptError as error:
                 self.window.refuse(error)
-                continue
-            packs.setdefault(place.pack, []).append(Placed(request, place.offset))
-        for key, placed in packs.items():
-            offsets = [offset for _, offset in placed]
-            lengths = [request.nbytes for request, _ in placed]
-            for each in runs(offsets, lengths, gap=GAP_BYTES, most=RANGE_BYTES):
-                self.begin(key, each, [placed[number] for number in each.members])
+
+    def _land(self, request: ChunkRequest, content: memoryview) -> None:
+        chunk = request.chunk
+        data = np.frombuffer(content, chunk.dtype).reshape(chunk.box.sizes)
+        self.window.land(request, data)
+
+    def read_alone(self, members: PackedRange) -> None:
+        """Read chunks one by one."""
+        for row in members.rows.tolist():
+            self.read_one(self._wanted.request(row))
+
+
+def read_rows(window: ChunkWindow, requests: ChunkRequests, rows: Int64s) -> None:
+    """Begin to read the packed chunks of some rows."""
+    alone, wanted = requests.alone[rows].tolist(), rows.tolist()
+
+    def fill(row: int, content: memoryview) -> bool:
+        destination = alone[row]
+        return destination >= 0 and window.fill(destination, content, requests.dtype(destination))
+
+    columns = requests.numbers[rows], requests.places[rows], requests.nbytes[rows]
+    PackReads(window, PackedChunks(*columns, lambda row: requests.at(wanted[row]), fill)).read()
+
+
+def read_listed(window: ChunkWindow, requests: Sequence[ChunkRequest]) -> None:
+    """Begin to read packed chunks."""
+    chunks = [each.chunk for each in requests]
+    rows = [(each.array.first, each.array.place, each.number, each.nbytes) for each in chunks]
+    first, place, number, nbytes = np.array(rows, np.int64).T
+    columns = first + number, place + number, nbytes
+    wanted = PackedChunks(*columns, requests.__getitem__, lambda row, content: False)
+    PackReads(window, wanted).read()

@@ -15,8 +15,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
@@ -26,15 +29,22 @@ from xckpt.errors import XckptError
 from xckpt.storage.array import digest_array
 from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.chunks.plain_files import is_leading, slab_elements, stored_bytes
-from xckpt.storage.chunks.range_reads import GAP_BYTES, RANGE_BYTES, Placed, RangeReads
-from xckpt.storage.chunks.requests import ChunkRequest
+from xckpt.storage.chunks.range_reads import GAP_BYTES, RANGE_BYTES, RangeReads
+from xckpt.storage.chunks.requests import Chunk, ChunkRequest
 from xckpt.storage.chunks.shards.files import ShardFile, sealed, shard_box, unit_length
 
 SHARD_BYTES = 1 << 25
 """What is read of a shard in one request, if the budget is four times that."""
 
 
-class ShardReads(RangeReads):
+class Placed(NamedTuple):
+    """A chunk that is wanted, and where it lies in its shard."""
+
+    request: ChunkRequest
+    offset: int
+
+
+class ShardReads(RangeReads[Sequence[Placed]]):
     """Reads chunks of zarr shards for a window; they are elements and nothing else."""
 
     def read(self, requests: Iterable[ChunkRequest]) -> None:
@@ -58,13 +68,33 @@ class ShardReads(RangeReads):
         starts = [_start(entries, request, part, end) for request in requests]
         placed = [Placed(*each) for each in zip(requests, starts, strict=True)]
         most = max(RANGE_BYTES, min(SHARD_BYTES, self.window.pool.budget // 4))
-        for each in runs(starts, [nbytes] * len(starts), gap=GAP_BYTES, most=most):
-            members = [placed[number] for number in each.members]
+        offsets = np.array(starts, np.int64)
+        for each in runs(offsets, np.full_like(offsets, nbytes), gap=GAP_BYTES, most=most):
+            members = [placed[number] for number in each.members.tolist()]
             if each.stop == end:
                 whole = PackRange(each.start, end + len(index), each.members)
                 self.begin(key, whole, members, index)
             else:
                 self.begin(key, each, members)
+
+    def first(self, members: Sequence[Placed]) -> Chunk:
+        """The first chunk of a range."""
+        return members[0].request.chunk
+
+    def take(self, content: bytes, start: int, members: Sequence[Placed]) -> None:
+        """Verify the chunks of a range that was read from byte ``start`` on, and land them."""
+        for request, offset in members:
+            data = _elements(request.chunk, content, offset - start)
+            try:
+                self.window.source.verify(request.chunk, digest_array(data))
+                self.window.land(request, data)
+            except XckptError as error:
+                self.window.refuse(error)
+
+    def read_alone(self, members: Sequence[Placed]) -> None:
+        """Read chunks one by one."""
+        for request, _ in members:
+            self.read_one(request)
 
     def _begin_file(self, key: str, requests: Sequence[ChunkRequest]) -> None:
         """Have a thread read what is wanted of a local shard, one chunk at a time."""
@@ -124,6 +154,13 @@ class ShardReads(RangeReads):
             for at, slab in file.slabs(chunk.box.sizes, memory):
                 self.window.deliver(request, slab, at)
         return file.digest()
+
+
+def _elements(chunk: Chunk, content: bytes, start: int) -> NDArray[np.generic]:
+    """A chunk's elements, from where its bytes begin; they are padded at the array's edges."""
+    sizes, stored = chunk.box.sizes, chunk.array.chunk
+    data = np.frombuffer(content, chunk.dtype, prod(stored), start).reshape(stored)
+    return data if stored == sizes else np.ascontiguousarray(data[Box.whole(sizes).slices()])
 
 
 def _usual_entries(request: ChunkRequest, part: Box) -> bytes:

@@ -1,0 +1,1 @@
+"""What a rank of a load reads, in columns."""
