@@ -14,8 +14,9 @@ import torch
 import xckpt
 
 SAVE_CALLS = 110
-LOAD_CALLS = 165
-"""Python functions that may be entered for a leaf, where both frameworks are loaded: 103 and 157
+LOAD_CALLS = 86
+OPEN_CALLS = 11
+"""Python functions that may be entered for a leaf, where both frameworks are loaded: 103, 81 and 9
 are."""
 FRAMEWORKS = jax, torch
 """Their adapters are asked too."""
@@ -41,21 +42,28 @@ def calls_of(call: Callable[[], object]) -> int:
 
 
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
-    """Calls of a save and of a load, for each leaf more."""
+def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float, float]:
+    """Calls of a save, of a load, and to open the checkpoint, for each leaf more."""
     made: list[list[int]] = []
     for size in (FEW, FEW, MANY):  # the first fills what is kept between calls
         state = {"layer": {f"w{n}": np.full(4 + n % 3, n, np.float32) for n in range(size)}}
         path = tmp_path_factory.mktemp("many") / "checkpoint"
         saving = calls_of(lambda path=path, state=state: xckpt.save(path, state))
-        made.append([saving, calls_of(lambda path=path: xckpt.load(path))])
-    save, load = ((b - a) / (MANY - FEW) for a, b in zip(*made[1:], strict=True))
-    return save, load
+        loading = calls_of(lambda path=path: xckpt.load(path))
+        made.append([saving, loading, calls_of(lambda path=path: xckpt.open(path))])
+    save, load, to_open = ((b - a) / (MANY - FEW) for a, b in zip(*made[1:], strict=True))
+    return save, load, to_open
 
 
-def test_a_save_makes_few_calls_for_a_leaf(calls: tuple[float, float]) -> None:
+def test_a_save_makes_few_calls_for_a_leaf(calls: tuple[float, float, float]) -> None:
     assert calls[0] < SAVE_CALLS
 
 
-def test_a_load_makes_few_calls_for_a_leaf(calls: tuple[float, float]) -> None:
+def test_a_load_makes_few_calls_for_a_leaf(calls: tuple[float, float, float]) -> None:
     assert calls[1] < LOAD_CALLS
+
+
+def test_a_checkpoint_is_opened_with_few_calls_for_a_leaf(
+    calls: tuple[float, float, float],
+) -> None:
+    assert calls[2] < OPEN_CALLS

@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 KeyPath = tuple[str | int, ...]
 
@@ -79,6 +79,18 @@ def is_name(text: str) -> bool:
         (True, False, True)
     """
     return _PLAIN.fullmatch(text) is not None or join_keys(split_name(text)) == text
+
+
+def odd_names(texts: Iterable[str], deepest: int) -> list[str]:
+    """The texts that are no leaf names, or names of that many containers or more.
+
+    Example:
+        >>> odd_names(["opt/0/mu", "a%2fb", "a%2Fb", "a/b/c/d"], 3)
+        ['a%2fb', 'a/b/c/d']
+    """
+    plain = _PLAIN.fullmatch
+    odd = [text for text in texts if not plain(text) or text.count("/") >= deepest]
+    return [text for text in odd if text.count("/") >= deepest or not is_name(text)]
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -4,7 +4,8 @@ A manifest may have a million leaves, most of which are alike but in name.
 
 1. `decoded_bytes` says from above what they will take, before any is decoded.
 2. `decode_body` takes the leaves as texts first and has `decode_leaves` decode each by itself. What
-   leaves have in common (element types, shapes, chunk shapes, shardings) is one object for all.
+   leaves have in common (element types, shapes, chunk shapes, shardings) is one object for all, and
+   a text that differs from an earlier one in the name alone is not decoded again.
 3. Leaves in pieces name theirs by a number (`TensorText`); here they get them.
 4. Each leaf is spelled again, and so is what lies around them. As this library spells it, no name
    comes twice in an object; otherwise all names are looked at.
@@ -13,7 +14,7 @@ A manifest may have a million leaves, most of which are alike but in name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -30,6 +31,8 @@ Document = TypeVar("Document")
 
 MOST_SHARED: Final = 1 << 12
 """Different values that are remembered at a time."""
+MOST_ALIKE: Final = 1 << 10
+"""Different kinds of leaves that are."""
 
 
 class TensorText(TensorEntry, frozen=True, tag="tensor", tag_field="kind"):
@@ -47,6 +50,9 @@ class ManifestText(Manifest, frozen=True):
     """The pieces of leaves; those that are cut alike share them."""
 
 
+_BEFORE_NAME: Final = b'{"kind":"tensor","name":'
+_BEHIND_NAME: Final = b'","dtype":'
+_NAME: Final = msgspec.json.Decoder(str)
 _LEAF: Final = msgspec.json.Decoder(TensorText | ValueEntry | BytesEntry)
 
 
@@ -103,12 +109,29 @@ def decode_leaves(
     """
     sharing, encoded, alike = _Sharing(), msgspec.json.Encoder().encode, True
     leaves = cast("list[msgspec.Raw | Entry]", texts)
+    known: dict[bytes, tuple[Any, ...]] = {}
+    """What a tensor's text says behind the name -> that, where it is spelled as here."""
     number = -1
     try:
         for number, text in enumerate(texts):
-            leaf = _LEAF.decode(text)
-            alike = alike and encoded(leaf) == bytes(text)
-            leaves[number] = sharing.entry(leaf, pieces)
+            content = bytes(text)
+            # No name holds these bytes: its quotes are escaped.
+            named = content.find(_BEHIND_NAME) + 1
+            about = known.get(content[named:])
+            if about is not None and content.startswith(_BEFORE_NAME):
+                spelled = content[len(_BEFORE_NAME) : named]
+                name = _NAME.decode(spelled)
+                alike = alike and encoded(name) == spelled
+                leaves[number] = TensorEntry(name, *about)
+                continue
+            leaf = _LEAF.decode(content)
+            is_alike = encoded(leaf) == content
+            alike = alike and is_alike
+            leaves[number] = entry = sharing.entry(leaf, pieces)
+            if is_alike and isinstance(entry, TensorEntry):
+                if len(known) >= MOST_ALIKE:
+                    known.clear()
+                known[content[named:]] = msgspec.structs.astuple(entry)[1:]
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(f"leaf {number}: {error}") from error
     return cast(tuple[Entry, ...], tuple(leaves)), alike
@@ -159,7 +182,7 @@ def decode_body(body: memoryview, memory_bytes: int | None) -> Manifest:
         ManifestError: they hold none, or take more memory than allowed.
     """
     texts = decode(body, _Texts, "the manifest breaks the format")
-    length = sum(len(memoryview(text)) for text in texts.leaves)
+    length = sum(map(len, map(memoryview, texts.leaves)))
     faults = [f"cut {n}: {cut.fault()}" for n, cut in enumerate(texts.cuts) if cut.fault()]
     if faults:
         raise ManifestError.listing("the manifest breaks the format", faults)

@@ -69,8 +69,9 @@ def find_targets(
     for name, like in likes.items():
         stored = metadata.state_dict_metadata.get(name)
         try:
+            is_tensor = isinstance(stored, TensorStorageMetadata)  # as most are
             empty = like is None and stored is None and name in metadata.containers
-            if empty or _untouched(like, name, stored, containers, adapters):
+            if not is_tensor and (empty or _untouched(like, name, stored, containers, adapters)):
                 found.untouched[name] = like
             else:
                 wanted = _want(like, name, stored, adapters, in_place(name))
@@ -97,8 +98,8 @@ def _want(
 def _untouched(
     like: object, name: str, stored: Stored, containers: Mapping[str, str], adapters: Adapters
 ) -> bool:
-    """Whether a leaf is no state, and the checkpoint does not say otherwise."""
-    if isinstance(stored, TensorStorageMetadata) or value_kind(like) is not None:
+    """Whether a leaf is no state, where the checkpoint has no tensor, and says nothing else."""
+    if value_kind(like) is not None:
         return False
     if stored not in (None, BytesStorageMetadata("None")):
         return False

@@ -23,7 +23,7 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import LeafTooLargeError
 from xckpt.storage.budget import share_of
 
-REQUEST_BYTES = 1 << 7
+REQUEST_BYTES = 1 << 8
 """Memory that a chunk takes which is to be read, without its elements: its row and its digest."""
 
 DESTINATION_BYTES = 1 << 10
