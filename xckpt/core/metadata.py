@@ -7,7 +7,7 @@ elements, dtypes are the format's names (see `xckpt.core.dtypes`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import msgspec
@@ -157,6 +157,10 @@ class Metadata(Mapping[str, TensorStorageMetadata | BytesStorageMetadata]):
         if leaf is None:
             raise KeyError(no_such_name(name, self.state_dict_metadata, "the checkpoint"))
         return leaf
+
+    def described(self) -> Metadata:
+        """The same, with what each leaf is made now: for those who ask for it several times."""
+        return replace(self, state_dict_metadata=dict(self.state_dict_metadata))
 
     def __contains__(self, name: object) -> bool:
         return name in self.state_dict_metadata

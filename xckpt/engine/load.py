@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import ClassVar, NamedTuple, Protocol
@@ -206,7 +206,7 @@ class _Load:
         found = self._find()
         manifest, self.is_last = found.manifest, found.last
         with self.step("plan"):
-            metadata = _made(self.reader.set_up_storage_reader(manifest, 1))
+            metadata = self.reader.set_up_storage_reader(manifest, 1).described()
             planner.set_up_planner(self.state_dict, metadata, True)
             plan = self.reader.prepare_local_plan(planner.create_local_plan())
             (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))
@@ -254,7 +254,7 @@ class _Load:
     def _wanted(self, found: _Found, ranks: int, is_coordinator: bool) -> LoadPlan:
         if found.format != OURS and self.others is not None and not is_coordinator:
             self.reader = self.others().reader(found.format)
-        self.metadata = _made(self.reader.set_up_storage_reader(found.manifest, ranks))
+        self.metadata = self.reader.set_up_storage_reader(found.manifest, ranks).described()
         self.planner.set_up_planner(self.state_dict, self.metadata, is_coordinator)
         plan = self.planner.create_local_plan()
         check_sources(plan, self.metadata)
@@ -279,11 +279,6 @@ class _Load:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
             self.reader.close()
         return b""
-
-
-def _made(metadata: Metadata) -> Metadata:
-    """The metadata with what each leaf is, which a load asks for several times."""
-    return replace(metadata, state_dict_metadata=dict(metadata.state_dict_metadata))
 
 
 def _was_replaced(error: XckptError) -> bool:

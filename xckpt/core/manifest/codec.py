@@ -34,10 +34,11 @@ from xckpt.core.manifest.entries import (
     Manifest,
     TensorEntry,
     ValueEntry,
+    arrays,
 )
-from xckpt.core.manifest.memory import check_memory, default_pack_bytes, described_bytes
+from xckpt.core.manifest.memory import check_memory, described_bytes, maybe_small
 from xckpt.core.manifest.pieces import Pieces
-from xckpt.core.manifest.rules import count_pieces, problems
+from xckpt.core.manifest.rules import SMALL_CHUNK, count_pieces, default_pack_bytes, problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -122,7 +123,8 @@ def draft(
     tensors = tuple(_tensor_entry(name, tensor, grids) for name, tensor in described.items())
     head = Manifest(tensors, "", codecs=codecs, zarr_json=EDITION)
     if pack_bytes is None:
-        pack_bytes = default_pack_bytes(head)
+        listed = maybe_small(head, SMALL_CHUNK) if count_pieces(head) else arrays(head)
+        pack_bytes = default_pack_bytes(listed)
     return _with_data(msgspec.structs.replace(head, pack_bytes=pack_bytes), metadata)
 
 

@@ -117,19 +117,12 @@ def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
 def placed_arrays(
     leaf: TensorEntry | ValueEntry | BytesEntry, first: int, place: int, pack_bytes: int
 ) -> Iterator[ZarrArray]:
-    """The zarr arrays of one leaf as they are stored.
-
-    Args:
-        leaf: what the manifest says.
-        first: the number of the leaf's first digest.
-        place: the number of its first place, if it has one.
-        pack_bytes: the manifest's.
-    """
+    """The zarr arrays of one leaf, whose first digest and first place have these numbers."""
     if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
-        about = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
-        origin, _, packed = regular(*about, pack_bytes)
-        names, at = leaf.dimension_names, place if packed else None
-        yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *about[1:], first, None, names, at)
+        grid = leaf.shape, leaf.chunk, leaf.shard
+        origin, _, packed = regular(leaf.dtype, *grid, pack_bytes)
+        about = first, None, leaf.dimension_names, place if packed else None
+        yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *grid, *about)
         return
     for array in leaf_arrays(leaf, first):
         if is_packed(array, pack_bytes):

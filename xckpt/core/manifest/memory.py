@@ -7,8 +7,7 @@ values up to thirty times.
    each stands for an object, and none is made.
 2. `described_bytes` counts what the decoded manifest lists, before it is checked and described:
    pieces and containers, those that only names tell too.
-3. `maybe_small` makes few objects of arrays where only those of small chunks are asked for, and
-   `default_pack_bytes` asks for these: what is packed where a caller does not say.
+3. `maybe_small` makes few objects of arrays where only those of small chunks are asked for.
 4. `check_memory` refuses what is above the limit, and names the option.
 """
 
@@ -20,8 +19,7 @@ from typing import Final
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.entries import Manifest, TensorEntry, arrays, is_packed, leaf_arrays
-from xckpt.core.manifest.rules import SMALL_CHUNK, count_pieces
+from xckpt.core.manifest.entries import Manifest, TensorEntry, leaf_arrays
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 
@@ -41,10 +39,6 @@ _PIECE: Final = 250
 """Of a piece, beside its numbers, while it is checked and described; leaves share them."""
 _CONTAINER: Final = 800
 """Of a container, when a load makes the tree."""
-
-
-FEW_OBJECTS: Final = 256
-"""So many small objects are no burden, and any zarr reader lists them."""
 
 
 def json_bytes(text: bytes) -> int:
@@ -122,20 +116,3 @@ than memory_bytes (256.0 MiB); raise LoadOptions(memory_bytes=)
             f"{what} takes about {readable_bytes(size)} of memory, more than memory_bytes "
             f"({readable_bytes(memory_bytes)}); raise LoadOptions(memory_bytes=)"
         )
-
-
-def default_pack_bytes(manifest: Manifest) -> int:
-    """The ``pack_bytes`` of a checkpoint whose caller names none; 0 where little is small.
-
-    Example:
-        >>> leaf = TensorEntry("w", "int8", (256,), (1,))
-        >>> [default_pack_bytes(Manifest(leaves, "")) for leaves in ((leaf,), (leaf, leaf))]
-        [0, 262144]
-    """
-    listed = maybe_small(manifest, SMALL_CHUNK) if count_pieces(manifest) else arrays(manifest)
-    small = 0
-    for array in listed:
-        small += array.count if is_packed(array, SMALL_CHUNK) else 0
-        if small > FEW_OBJECTS:
-            return SMALL_CHUNK
-    return 0

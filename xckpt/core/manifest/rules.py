@@ -1,5 +1,7 @@
 """The rules that a manifest keeps: limits and contradictions, checked before anything is allocated.
 
+Beside them: what is packed where a caller does not say (`default_pack_bytes`).
+
 1. The root and the codecs are those of the format.
 2. Names are leaf names as `xckpt.core.names` makes them, each is there once, and together with the
    containers they are one tree, so that no path of one leaf lies in another's.
@@ -11,14 +13,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from math import prod
 from typing import Final
 
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Shape
-from xckpt.core.geometry.grid import count_cells
+from xckpt.core.geometry.grid import ZarrArray, count_cells
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
@@ -48,6 +50,8 @@ MAX_PACK_BYTES: Final = 1 << 29
 
 SMALL_CHUNK: Final = 1 << 18
 """A chunk up to this size, bytes, takes as long as any smaller one where it is an object."""
+FEW_OBJECTS: Final = 256
+"""So many small objects are no burden, and any zarr reader lists them."""
 
 Entry = TensorEntry | ValueEntry | BytesEntry
 Kind = tuple[str, Shape, Shape, Shape | None]
@@ -64,33 +68,39 @@ def problems(manifest: Manifest) -> list[str]:
     if count_pieces(manifest) > MAX_PIECES:
         return [f"{many_pieces(manifest)}; at most {MAX_PIECES:,}"]
     faults = [*_head_problems(manifest), *_name_problems(manifest)]
-    bad: dict[Kind | None, list[str]] = {}
-    chunks = packed = 0
-    for kind, count in kinds(manifest):
-        lines = _kind_problems(kind)
-        if kind is None or lines is not None:
-            bad[kind] = lines or []
-        else:
-            _, each, is_small = regular(*kind, manifest.pack_bytes)
-            chunks, packed = chunks + each * count, packed + each * is_small * count
-    others: list[Entry] = []
+    bad = {
+        kind: lines for kind, _ in kinds(manifest) if (lines := _kind_problems(kind)) is not None
+    }
     known: _Known = {}
     for leaf in manifest.leaves if bad else ():
         kind = kind_of(leaf)
-        if kind is None:
-            others.append(leaf)
         lines = _leaf_problems(leaf, known) if kind is None else bad.get(kind, ())
         faults.extend(f"{leaf.name[:80]}: {problem}" for problem in lines)
     if not faults:
-        chunks += sum(map(chunks_of, others))
-        packed += sum(_packed_of(leaf, manifest.pack_bytes) for leaf in others)
+        chunks = count_chunks(manifest)
         if chunks > MAX_CHUNKS:
             most = max(manifest.leaves, key=chunks_of)
             shown = f"{most.name[:80] or 'the root'} alone has {chunks_of(most):,}"
             faults.append(f"{chunks:,} chunks, of which {shown}; at most {MAX_CHUNKS:,}")
-        elif manifest.packs > packed:
-            faults.append(f"{manifest.packs:,} packs of {packed:,} chunks")
+        elif manifest.packs > count_packed(manifest):
+            faults.append(f"{manifest.packs:,} packs of {count_packed(manifest):,} chunks")
     return faults
+
+
+def default_pack_bytes(arrays: Iterable[ZarrArray]) -> int:
+    """The ``pack_bytes`` of a checkpoint whose caller names none; 0 where little is small.
+
+    Example:
+        >>> array = ZarrArray("w", 0, "int8", (0,), (256,), (1,))
+        >>> default_pack_bytes([array]), default_pack_bytes([array, array])
+        (0, 262144)
+    """
+    small = 0
+    for array in arrays:
+        small += array.count if is_packed(array, SMALL_CHUNK) else 0
+        if small > FEW_OBJECTS:
+            return SMALL_CHUNK
+    return 0
 
 
 def _head_problems(manifest: Manifest) -> Iterator[str]:
@@ -300,12 +310,10 @@ def count_packed(manifest: Manifest) -> int:
         _, chunks, packed = regular(*kind, most)
         return chunks * packed
 
-    return _total(manifest, of_kind, lambda leaf: _packed_of(leaf, most)) if most else 0
+    def of_other(leaf: Entry) -> int:
+        return sum(array.count for array in leaf_arrays(leaf) if is_packed(array, most))
 
-
-def _packed_of(leaf: Entry, most: int) -> int:
-    arrays = leaf_arrays(leaf) if most else ()
-    return sum(array.count for array in arrays if is_packed(array, most))
+    return _total(manifest, of_kind, of_other) if most else 0
 
 
 def _total(

@@ -275,8 +275,7 @@ class ChunkSource:
         return self._opened[array.path]
 
     def _place(self, chunk: Chunk) -> str:
-        array = chunk.array
-        box = chunk.box.shifted(array.offset)
+        array, box = chunk.array, chunk.box.shifted(chunk.array.offset)
         key = PACKS if array.place is not None else array.key(chunk.box.offsets)
         return f"{array.leaf or 'the root'}: {box} in {self.root.child(key)}"
 

@@ -130,28 +130,13 @@ class Digests:
         """
         if not self.few:
             some = (counts > 0) & (counts <= BLOCK)
-            self._ask_ranges(firsts[some], counts[some])
+            _ask_ranges(self, firsts[some], counts[some])
         elif self._whole or not len(firsts):
             return
         elif self.root.driver == "file":
             self.check()
         elif self._asked_whole is None:
             self._asked_whole = open_store(self.root).read(self.key)
-
-    def _ask_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Begin to read the digests of arrays."""
-        gap, most = GAP_BYTES // DIGEST_BYTES, RANGE_BYTES // DIGEST_BYTES
-        with self._lock:
-            starts = np.array([-1, *self._starts], np.int64)
-            stops = np.array([-1, *(each.stop for each in self._ranges)], np.int64)
-            at = np.searchsorted(starts, firsts, side="right") - 1
-            new = firsts + counts > stops[at]
-            for each in runs(firsts[new], counts[new], gap=gap, most=most):
-                asked = self._ask(each.start, each.stop - each.start)
-                # Such a range ends with arrays that are new: it holds others as a whole or not.
-                low, high = bisect_left(self._starts, each.start), each.stop
-                within = slice(low, bisect_left(self._starts, high, low))
-                self._starts[within], self._ranges[within] = [each.start], [_Range(high, asked)]
 
     def _range(self, first: int, count: int) -> int | None:
         """Which of the ranges has some digests."""
@@ -274,6 +259,21 @@ class Digests:
             return f"{self.key}: altered"
         self._whole = content.value
         return ""
+
+
+def _ask_ranges(digests: Digests, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    """Begin to read the digests of arrays."""
+    gap, most = GAP_BYTES // DIGEST_BYTES, RANGE_BYTES // DIGEST_BYTES
+    with digests._lock:
+        starts, ranges = digests._starts, digests._ranges
+        at = np.searchsorted(np.array([-1, *starts]), firsts, side="right") - 1
+        new = firsts + counts > np.array([-1, *(each.stop for each in ranges)])[at]
+        for each in runs(firsts[new], counts[new], gap=gap, most=most):
+            asked = digests._ask(each.start, each.stop - each.start)
+            # Such a range ends with arrays that are new: it holds others as a whole or not.
+            low, high = bisect_left(starts, each.start), each.stop
+            within = slice(low, bisect_left(starts, high, low))
+            starts[within], ranges[within] = [each.start], [_Range(high, asked)]
 
 
 def many(

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -121,3 +122,16 @@ class RangeReads(abc.ABC, Generic[Members]):
             self.window.land(request, data)
         except XckptError as error:
             self.window.refuse(error)
+
+
+def read_together(window: ChunkWindow, requests: Sequence[ChunkRequest]) -> None:
+    """Begin to read chunks that lie in packs and in zarr shards; most checkpoints have neither."""
+    sharded = [each for each in requests if each.chunk.array.place is None]
+    if sharded:
+        from xckpt.storage.chunks.shards.reads import ShardReads
+
+        ShardReads(window).read(sharded)
+    if len(sharded) < len(requests):
+        from xckpt.storage.packs.read_packs import read_listed
+
+        read_listed(window, [each for each in requests if each.chunk.array.place is not None])

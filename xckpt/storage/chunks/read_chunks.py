@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +30,13 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.reads.items import ReadItems
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
-from xckpt.storage.array import digest_bytes
+from xckpt.storage.array import SMALL_BYTES, digest_bytes
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
+from xckpt.storage.chunks.requests import UNPACKED, ChunkRequest, ChunkRequests
 from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.host.exchange import Exchange
+from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT, RequestedDocument
 from xckpt.storage.location import storage_errors
 
 IN_FLIGHT = 4
@@ -247,9 +250,45 @@ def read_items(
     ) as window:
         if exchange is not None:
             _SharedChunks(source, requests, window, exchange, share).start(budget)
-        window.read(requests, elsewhere)
+        read_requests(window, requests, elsewhere)
     if exchange is not None:
         exchange.finish()
+
+
+def read_requests(
+    window: ChunkWindow, requests: ChunkRequests, elsewhere: Collection[int] = ()
+) -> None:
+    """Read chunks, large ones first, and compare the zarr.json of their arrays meanwhile.
+
+    Args:
+        window: reads them.
+        requests: what is wanted.
+        elsewhere: numbers of chunks that are not read here.
+    """
+    pool, integrity = window.pool, window.source.integrity
+    here = ~np.isin(requests.numbers, np.array([*elsewhere], np.int64))
+    packed, small = requests.places != UNPACKED, requests.nbytes <= SMALL_BYTES
+    large = deque(np.flatnonzero(here & ~packed & ~small).tolist())
+    together: list[ChunkRequest] = []
+    while large and pool.has_room(int(requests.held[large[0]])) and not pool.failed:
+        request = requests.at(large.popleft())
+        together += [] if window.submit_alone(request) else [request]
+    # Now that there is work to do with large chunks.
+    wanted, documents = requests.unpacked, list[RequestedDocument]()
+    if window.source.root.driver == "file" and not pool.single:
+        pool.submit(partial(integrity.check_documents, wanted))
+        wanted = iter(())
+    else:
+        documents = integrity.request_documents(islice(wanted, DOCUMENTS_IN_FLIGHT))
+    rows = (*np.flatnonzero(here & ~packed & small).tolist(), *large)
+    window.submit_all(chain(together, map(requests.at, rows)))
+    if (here & packed).any():
+        from xckpt.storage.packs.read_packs import read_rows
+
+        read_rows(window, requests, np.flatnonzero(here & packed))
+    window.finish_queue()
+    integrity.check(documents)
+    integrity.check_documents(wanted)
 
 
 def read_box(
@@ -307,4 +346,4 @@ def read_boxes(
         ChunkWindow(source, views.__getitem__, threads=threads, budget=budget) as window,
     ):
         source.integrity.prepare_ranges(*requests.ranges())
-        window.read(requests)
+        read_requests(window, requests)

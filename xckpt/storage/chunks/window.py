@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,7 @@ from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, PendingRead, allocate
 from xckpt.storage.chunks.plain_files import are_plain
-from xckpt.storage.chunks.requests import UNPACKED, ChunkRequest, ChunkRequests
-from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT, RequestedDocument
+from xckpt.storage.chunks.requests import ChunkRequest
 
 TOGETHER = 32
 """Small files that a thread reads in a row: handing one over takes as long as reading it."""
@@ -90,64 +88,22 @@ class ChunkWindow:
         """What goes to a thread with the next ones."""
         self._in_flight: set[_Begun] = set()
 
-    def read(self, requests: ChunkRequests, elsewhere: Collection[int] = ()) -> None:
-        """Read chunks, large ones first, and compare the zarr.json of their arrays meanwhile.
-
-        Those whose numbers are in ``elsewhere`` are not read here.
-        """
-        here = ~np.isin(requests.numbers, np.array([*elsewhere], np.int64))
-        packed, small = requests.places != UNPACKED, requests.nbytes <= SMALL_BYTES
-        large = deque(np.flatnonzero(here & ~packed & ~small).tolist())
-        together: list[ChunkRequest] = []
-        while large and self.pool.has_room(int(requests.held[large[0]])) and not self.pool.failed:
-            self._submit(requests.at(large.popleft()), together)
-        # Now that there is work to do with large chunks.
-        wanted = requests.unpacked
-        integrity = self.source.integrity
-        documents: list[RequestedDocument] = []
-        if self.source.root.driver == "file" and not self.pool.single:
-            self.pool.submit(partial(integrity.check_documents, wanted))
-            wanted = iter(())
-        else:
-            documents = integrity.request_documents(islice(wanted, DOCUMENTS_IN_FLIGHT))
-        for row in (*np.flatnonzero(here & ~packed & small).tolist(), *large):
-            self._submit(requests.at(row), together)
-        self._read_together(together)
-        if (here & packed).any():
-            from xckpt.storage.packs.read_packs import read_rows
-
-            read_rows(self, requests, np.flatnonzero(here & packed))
-        self._finish_queue()
-        integrity.check(documents)
-        integrity.check_documents(wanted)
-
     def submit_all(self, requests: Iterable[ChunkRequest]) -> None:
         """Begin chunks; what lies together in a pack or a shard is read at once."""
-        together: list[ChunkRequest] = []
-        for request in requests:
-            self._submit(request, together)
-        self._read_together(together)
+        together = [request for request in requests if not self.submit_alone(request)]
+        if together:
+            from xckpt.storage.chunks.range_reads import read_together
 
-    def _submit(self, request: ChunkRequest, together: list[ChunkRequest]) -> None:
-        """Begin a chunk, unless it lies in a pack or a shard with others: then it is noted."""
+            read_together(self, together)
+
+    def submit_alone(self, request: ChunkRequest) -> bool:
+        """Begin a chunk, unless it lies in a pack or a shard with others."""
         array = request.chunk.array
-        plain = array.shard is not None and are_plain(self.source.manifest.codecs)
-        if array.place is not None or plain:
-            together.append(request)
-        elif not self.pool.failed:
+        if array.shard is not None and are_plain(self.source.manifest.codecs):
+            return False
+        if array.place is None and not self.pool.failed:
             self.submit(request)
-
-    def _read_together(self, requests: Sequence[ChunkRequest]) -> None:
-        """Begin chunks that lie in packs or in shards; most checkpoints have neither."""
-        sharded = [each for each in requests if each.chunk.array.place is None]
-        if sharded:
-            from xckpt.storage.chunks.shards.reads import ShardReads
-
-            ShardReads(self).read(sharded)
-        if len(sharded) < len(requests):
-            from xckpt.storage.packs.read_packs import read_listed
-
-            read_listed(self, [each for each in requests if each.chunk.array.place is not None])
+        return array.place is None
 
     def fill(self, destination: int, content: memoryview, dtype: np.dtype[np.generic]) -> bool:
         """Bring verified bytes to a destination that wants no others; False if that casts them."""
@@ -201,7 +157,7 @@ class ChunkWindow:
         for each in begun:
             self._finish(each)
 
-    def _finish_queue(self) -> None:
+    def finish_queue(self) -> None:
         """Finish what the caller's thread has to, and send the rest."""
         self._send()
         while self._queue and not self.pool.failed:
@@ -214,7 +170,7 @@ class ChunkWindow:
         try:
             if error is None:
                 with self.pool:
-                    self._finish_queue()
+                    self.finish_queue()
                 self._casts.check()
             else:
                 self.pool.__exit__(kind, error, trace)
