@@ -14,9 +14,9 @@ import torch
 import xckpt
 
 SAVE_CALLS = 110
-LOAD_CALLS = 86
+LOAD_CALLS = 92
 OPEN_CALLS = 11
-"""Python functions that may be entered for a leaf, where both frameworks are loaded: 103, 81 and 9
+"""Python functions that may be entered for a leaf, where both frameworks are loaded: 103, 86 and 9
 are."""
 FRAMEWORKS = jax, torch
 """Their adapters are asked too."""

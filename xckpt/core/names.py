@@ -68,7 +68,7 @@ def split_name(name: str) -> KeyPath:
         >>> split_name("0/a%2Fb/%30")
         (0, 'a/b', '0')
     """
-    return tuple(map(_key, name.split("/"))) if name else ()
+    return tuple(map(key_of, name.split("/"))) if name else ()
 
 
 def is_name(text: str) -> bool:
@@ -132,7 +132,13 @@ def component(key: str | int) -> str:
     return _escape_first(key) if _is_int(key) else key
 
 
-def _key(part: str) -> str | int:
+def key_of(part: str) -> str | int:
+    """The key that a component of a name stands for; inverse of `component`.
+
+    Example:
+        >>> key_of("0"), key_of("%30"), key_of("a%2Fb")
+        (0, '0', 'a/b')
+    """
     if "%" not in part:
         return int(part) if _is_int(part) else part
     if part == "%":

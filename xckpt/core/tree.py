@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import ObjectState
-from xckpt.core.names import KeyPath, component, join_keys, split_name
+from xckpt.core.names import KeyPath, component, join_keys, key_of, split_name
 from xckpt.core.values import shown_value
 from xckpt.errors import ManifestError, PlanError, UnsupportedLeafError
 
@@ -166,11 +166,11 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
     parents: dict[str, tuple[Container, str]] = {}
     """Of names up to the last key: where the container is."""
     for name, leaf in leaves.items():
-        above = name.rpartition("/")[0]
+        above, _, component = name.rpartition("/")
         if above not in parents:
             parents[above] = _descend(root, split_name(above))
         parent, clash = parents[above]
-        last = split_name(name)[-1]
+        last = key_of(component)
         if clash or last in parent:
             problems[clash or name] = None
         else:
