@@ -2,8 +2,10 @@
 
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 from types import FrameType
 
 import jax
@@ -21,6 +23,8 @@ are."""
 FRAMEWORKS = jax, torch
 """Their adapters are asked too."""
 FEW, MANY = 500, 1500
+LOAD_BYTES = 1500
+"""Bytes that a load may hold for a leaf at a time, the leaf's own array included: about 1,300 are."""
 
 
 def calls_of(call: Callable[[], object]) -> int:
@@ -67,3 +71,18 @@ def test_a_checkpoint_is_opened_with_few_calls_for_a_leaf(
     calls: tuple[float, float, float],
 ) -> None:
     assert calls[2] < OPEN_CALLS
+
+
+def test_a_load_takes_little_memory_for_a_leaf(tmp_path: Path) -> None:
+    peaks: list[int] = []
+    for number, size in enumerate((FEW, FEW, MANY)):
+        state = {"layer": {f"w{n}": np.full(4 + n % 3, n, np.float32) for n in range(size)}}
+        xckpt.save(tmp_path / str(number), state)
+        del state
+        tracemalloc.start()
+        try:
+            xckpt.load(tmp_path / str(number))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert (peaks[2] - peaks[1]) / (MANY - FEW) < LOAD_BYTES, peaks

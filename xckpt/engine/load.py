@@ -204,9 +204,10 @@ class _Load:
         """All steps in a row: there is no other rank to tell."""
         planner = self.planner
         found = self._find()
-        manifest, self.is_last = found.manifest, found.last
+        self.is_last = found.last
         with self.step("plan"):
-            metadata = self.reader.set_up_storage_reader(manifest, 1).described()
+            metadata = self.reader.set_up_storage_reader(found.manifest, 1).described()
+            del found  # the text of the manifest may be long
             planner.set_up_planner(self.state_dict, metadata, True)
             plan = self.reader.prepare_local_plan(planner.create_local_plan())
             (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))

@@ -260,11 +260,12 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
         number, first, destination = self._columns[0], self._columns[3], self._columns[4]
         stop = first[row + 1] if row + 1 < len(first) else len(destination)
         destinations = destination[first[row] : stop].tolist()
-        array = self.wanted(destinations[0])[0]
+        array, first_box = self.wanted(destinations[0])
         own = int(number[row]) - array.first
         one = array.shape == array.chunk
         box = Box.whole(array.shape) if one else cell_at(own, array.shape, array.chunk)
-        parts = [_part(each, self.wanted(each)[1], box) for each in destinations]
+        others = [(each, self.wanted(each)[1]) for each in destinations[1:]]
+        parts = [_part(*each, box) for each in [(destinations[0], first_box), *others]]
         return ChunkRequest(Chunk(array, own, box), parts)
 
     def wanted(self, destination: int) -> tuple[ZarrArray, Box]:
