@@ -16,15 +16,15 @@ import torch
 import xckpt
 
 SAVE_CALLS = 110
-LOAD_CALLS = 92
+LOAD_CALLS = 90
 OPEN_CALLS = 11
-"""Python functions that may be entered for a leaf, where both frameworks are loaded: 103, 86 and 9
+"""Python functions that may be entered for a leaf, where both frameworks are loaded: 103, 83 and 9
 are."""
 FRAMEWORKS = jax, torch
 """Their adapters are asked too."""
 FEW, MANY = 500, 1500
 LOAD_BYTES = 1500
-"""Bytes that a load may hold for a leaf at a time, the leaf's own array included: about 1,300 are."""
+"""Bytes that a load may hold for a leaf at a time, its own array included: about 1,300 are."""
 
 
 def calls_of(call: Callable[[], object]) -> int:
