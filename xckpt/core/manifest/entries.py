@@ -108,28 +108,20 @@ def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
     """Every zarr array of a checkpoint, in the order of their digests."""
     first = place = 0
     for leaf in manifest.leaves:
-        for array in placed_arrays(leaf, first, place, manifest.pack_bytes):
-            yield array
+        if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
+            about = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+            origin, count, packed = regular(*about, manifest.pack_bytes)
+            shape, names, at = about[1:], leaf.dimension_names, place if packed else None
+            yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *shape, first, None, names, at)
+            first, place = first + count, place + count * packed
+            continue
+        for array in leaf_arrays(leaf, first):
             first += array.count
-            place += 0 if array.place is None else array.count
-
-
-def placed_arrays(
-    leaf: TensorEntry | ValueEntry | BytesEntry, first: int, place: int, pack_bytes: int
-) -> Iterator[ZarrArray]:
-    """The zarr arrays of one leaf, whose first digest and first place have these numbers."""
-    if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
-        grid = leaf.shape, leaf.chunk, leaf.shard
-        origin, _, packed = regular(leaf.dtype, *grid, pack_bytes)
-        about = first, None, leaf.dimension_names, place if packed else None
-        yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *grid, *about)
-        return
-    for array in leaf_arrays(leaf, first):
-        if is_packed(array, pack_bytes):
-            yield msgspec.structs.replace(array, place=place)
-            place += array.count
-        else:
-            yield array
+            if is_packed(array, manifest.pack_bytes):
+                yield msgspec.structs.replace(array, place=place)
+                place += array.count
+            else:
+                yield array
 
 
 @functools.lru_cache(maxsize=1024)

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.decode import Entry
-from xckpt.core.manifest.entries import Manifest, TensorEntry, placed_arrays, regular
+from xckpt.core.manifest.entries import Manifest, TensorEntry, is_packed, leaf_arrays, regular
 from xckpt.core.manifest.rules import Kind, chunks_of
 
 KEPT = 1 << 16
@@ -110,7 +111,7 @@ class StoredArrays(Mapping[str, Sequence[ZarrArray]]):
         made = self._pieces.get(leaf.name)
         if made is None:
             about = int(self.first[number]), int(self.place[number]), self._pack_bytes
-            made = list(placed_arrays(leaf, *about))
+            made = list(_placed(leaf, *about))
             if len(made) > 1:
                 if sum(map(len, self._pieces.values())) > KEPT:
                     self._pieces.clear()
@@ -135,5 +136,21 @@ def _counts(leaf: Entry, pack_bytes: int) -> _Counts:
         one = chunks == 1
         size = Box.whole(leaf.shape).elements * item_size(leaf.dtype) if one else 0
         return _Counts(chunks, chunks * packed, size)
-    arrays = placed_arrays(leaf, 0, 0, pack_bytes)
+    arrays = _placed(leaf, 0, 0, pack_bytes)
     return _Counts(chunks_of(leaf), sum(each.count for each in arrays if each.place is not None))
+
+
+def _placed(leaf: Entry, first: int, place: int, pack_bytes: int) -> Iterator[ZarrArray]:
+    """The zarr arrays of one leaf, whose first digest and first place have these numbers."""
+    if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
+        grid = leaf.shape, leaf.chunk, leaf.shard
+        origin, _, packed = regular(leaf.dtype, *grid, pack_bytes)
+        about = first, None, leaf.dimension_names, place if packed else None
+        yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *grid, *about)
+        return
+    for array in leaf_arrays(leaf, first):
+        if is_packed(array, pack_bytes):
+            yield msgspec.structs.replace(array, place=place)
+            place += array.count
+        else:
+            yield array
