@@ -194,14 +194,15 @@ coverage: env
 	$(BIN)/python -m coverage report
 
 # Which changes of a module its tests do not notice: make mutation MUTATED=xckpt/... MUTATION_TESTS=tests/...
-# A copy is changed, not this tree. Some seconds each, hundreds a module.
+# A copy is changed, not this tree; its tests pass first, or nothing is tried. Some seconds each, hundreds a module.
 mutation: $(MUTATION_STAMP)
 	rm -rf build/mutation && mkdir -p build/mutation
 	git archive HEAD | tar -x -C build/mutation
 	printf '%s\n' '[cosmic-ray]' 'module-path = "$(MUTATED)"' 'timeout = 120.0' 'excluded-modules = []' \
-	    'test-command = "$(abspath $(BIN))/python -m pytest -qxn0 -p no:cacheprovider $(MUTATION_TESTS)"' \
+	    'test-command = "$(abspath $(BIN))/python -m pytest -q -x -n0 -p no:cacheprovider $(MUTATION_TESTS)"' \
 	    '[cosmic-ray.distributor]' 'name = "local"' > build/mutation/mutation.toml
 	cd build/mutation && export PYTHONPATH=$$PWD:$(abspath $(MUTATION_PACKAGES)) && \
+	    $(abspath $(BIN))/python -m cosmic_ray.cli baseline mutation.toml && \
 	    $(abspath $(BIN))/python -m cosmic_ray.cli init mutation.toml session.sqlite && \
 	    $(abspath $(BIN))/python -m cosmic_ray.cli exec mutation.toml session.sqlite && \
 	    $(abspath $(BIN))/python -m cosmic_ray.tools.report session.sqlite
