@@ -34,3 +34,5 @@ def test_what_slices_and_transposes_make_is_known_without_looking(shape: list[in
     steps = tuple(prod(large[axis + 1 :]) for axis in range(len(large)))
     assert is_one_to_one(large, steps)
     assert not is_one_to_one((100_000, 100_000), (3, 4))
+    # An axis of one element has any stride.
+    assert is_one_to_one((100_000, 1), (1, 0))
