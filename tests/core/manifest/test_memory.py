@@ -19,6 +19,7 @@ from xckpt.core.manifest.memory import (
 )
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import Sharding
+from xckpt.core.tree import DEEPEST
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
 
@@ -109,3 +110,11 @@ def test_arrays_that_may_be_small_are_all_that_are():
         assert {array.path for array in arrays(whole) if is_packed(array, most)} <= kept
         assert kept.isdisjoint(pieces) or most
     assert pieces <= {array.path for array in maybe_small(whole, 1 << 20)}
+
+
+def test_a_name_of_too_many_levels_is_not_taken_apart() -> None:
+    """That took 4 s for a hundred thousand levels, and grew by their square; `check` refuses it."""
+    deepest = "/".join("a" * DEEPEST)
+    for name, containers in (("/" * 200_000, 0), (deepest, DEEPEST - 1), (f"a/a/{deepest}", 0)):
+        manifest = Manifest((TensorEntry(name, "int8", (4,), (4,)),), "")
+        assert described_bytes(manifest) == containers * 800

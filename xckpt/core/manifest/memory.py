@@ -21,6 +21,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import Manifest, TensorEntry, leaf_arrays
 from xckpt.core.text.shown import readable_bytes
+from xckpt.core.tree import DEEPEST
 from xckpt.errors import ManifestError
 
 LEAST_LIMIT: Final = 1 << 26
@@ -87,11 +88,15 @@ def maybe_small(manifest: Manifest, most: int) -> Iterator[ZarrArray]:
 
 
 def _count_containers(manifest: Manifest) -> int:
-    """How many containers there are, by the hashes of their names, which may be long."""
+    """How many containers there are, by the hashes of their names, which may be long.
+
+    Names that are too deep count none: they are refused, and to take each of a hundred thousand
+    levels off a name is quadratic.
+    """
     seen: set[int] = set()
     parents = (leaf.name.rpartition("/")[0] for leaf in manifest.leaves)
     for name in chain(parents, manifest.containers):
-        above = name
+        above = name if name.count("/") < DEEPEST else ""
         while above and hash(above) not in seen:
             seen.add(hash(above))
             above = above.rpartition("/")[0]
