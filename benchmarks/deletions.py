@@ -90,7 +90,7 @@ def measure(folder: Path, rate: float | None, *, files: int = FILES, size: int =
     found = Saves(rate)
     for number in range(ROUNDS):
         step = folder / f"step-{number}"
-        xckpt.save(step, many, options=xckpt.SaveOptions(chunk_bytes=CHUNK))
+        xckpt.save(step, many, options=xckpt.SaveOptions(chunk_bytes=CHUNK, pack_bytes=0))
         hidden, pace = hide_checkpoint(Location.parse(step)), Pausing(rate)
         deleting = threading.Thread(target=hidden.sweep, args=(pace,))
         _saved(folder, state)  # what the small files left to be written is written
