@@ -62,6 +62,16 @@ def test_a_row_that_laws_run_says_what_they_found() -> None:
         assert [verdict(laws, library) for library in range(4)] == cells, row
 
 
+def test_the_readme_has_rows_of_the_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## Beside the others")[2].partition("\n## ")[0]
+    _, *shown = rows(table).items()
+    answers = run_as()
+    assert len(shown) >= 8
+    for row, cells in shown:
+        assert answers[row][0] == cells, row
+
+
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # other libraries' own
 @pytest.mark.parametrize("question", ROWS)

@@ -18,6 +18,7 @@ from selenium.webdriver.common.keys import Keys
 
 import xckpt
 from tests.viewer.browser import Browser, serious
+from xckpt.core.dtypes import DTYPES, numpy_dtype
 from xckpt.policies import EverySteps
 from xckpt.viewer.server import PageServer
 from xckpt.viewer.view import CheckpointView
@@ -212,3 +213,64 @@ def test_small_numbers_fit_into_the_labels_of_a_chart(browser: Browser, tmp_path
         cells = browser.text("#steps tbody tr")
         assert "3.7037e-5" in cells
         assert "-4.5e20" in cells
+
+
+def test_the_heat_map_and_the_histogram_are_the_numbers(browser: Browser, path: Path) -> None:
+    elements = np.array([[0.0, 1.0, 2.0], [np.nan, 4.0, np.inf]])
+    xckpt.save(path, {"w": elements}, overwrite=True)
+    with serving(path) as server:
+        browser.open(server.url)
+        read(browser, "w")
+        script = """
+            const canvas = document.querySelector(".heat");
+            const context = canvas.getContext("2d");
+            const pixels = [...context.getImageData(0, 0, canvas.width, canvas.height).data];
+            return [canvas.width, canvas.height, pixels];
+        """
+        width, height, pixels = browser.run(script)
+        assert (width, height) == (3, 2)
+        colours = np.array(pixels).reshape(2, 3, 4)[..., :3].tolist()
+        assert colours[0][0] == [68, 1, 84]  # the least
+        assert colours[1][1] == [253, 231, 37]  # the largest
+        assert colours[0][2] == [33, 145, 140]  # in the middle
+        assert colours[1][0] == colours[1][2] == [213, 94, 0]  # not finite
+        bars = browser.run(
+            "return [...document.querySelectorAll('#values rect.barfill')].map((bar) =>"
+            " [+bar.getAttribute('x'), +bar.getAttribute('height')])"
+        )
+        assert [round(x / 10) for x, tall in bars if tall] == [0, 12, 24, 47]  # of 48 bins
+        assert {tall for _, tall in bars} == {0, 120}
+
+
+def test_every_dtype_and_shape_is_shown(browser: Browser, path: Path) -> None:
+    state: dict[str, Any] = {
+        dtype: np.ones((3, 4)).astype(numpy_dtype(dtype)) for dtype in sorted(DTYPES)
+    }
+    shapes = ((), (0,), (4, 0, 2), (1, 1, 1), (2, 3, 4, 5, 6), (100_000, 1), (1, 100_000))
+    state |= {f"of {shape}": np.ones(shape, np.float32) for shape in shapes}
+    values = {
+        "none": None,
+        "no": False,
+        "huge": 10**30,
+        "z": 1 + 2j,
+        "raw": b"\x00ab",
+        "nan": np.nan,
+    }
+    xckpt.save(path, {"arrays": state, "values": {**values, "text": "x\ny"}}, overwrite=True)
+    with serving(path) as server:
+        browser.open(server.url)
+        script = "return [...document.querySelectorAll('#rows [data-leaf]')].length"
+        assert browser.run(script) > 10
+        for name, array in state.items():
+            browser.choose(f"arrays/{name}")
+            assert browser.text("#leaf-name") == f"arrays/{name}"
+            if array.size:
+                browser.one("#read").click()
+                browser.wait("return document.querySelector('#values dl, #values .problem')")
+                plane = int(np.prod(array.shape[:2]))
+                assert browser.text("#values dd") == f"{plane:,}", name
+            else:
+                assert "no elements" in browser.text("#detail")
+        for name in (*values, "text"):
+            browser.choose(f"values/{name}")
+            assert browser.text("#value"), name
