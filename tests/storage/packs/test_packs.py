@@ -21,6 +21,7 @@ from tests.support.examples import examples
 from xckpt import LoadOptions, SaveOptions
 from xckpt.convert import convert
 from xckpt.core.manifest.codec import encode, parse
+from xckpt.core.plan import save_checks
 from xckpt.errors import CorruptCheckpointError, ManifestError, PlanError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.packs.pack_output import PackObject
@@ -244,6 +245,21 @@ def test_a_million_objects_are_refused_before_anything_is_written(tmp_path: Path
         xckpt.save(tmp_path / "c", state, options=tiny)
     assert not list(tmp_path.iterdir())
     xckpt.save(tmp_path / "c", {"w": state["model"]["w"][:2000]}, options=tiny)
+
+
+def test_the_objects_of_readers_are_counted_and_not_their_chunks(tmp_path: Path) -> None:
+    """A save for other readers writes as many objects as without, and refuses as many."""
+    state = {"w": np.zeros((1024, 1024), np.uint8)}
+    for readers in (0, 8):
+        options = SaveOptions(chunk_bytes=1, pack_bytes=0, readers=readers)
+        with pytest.raises(PlanError, match=r"1,048,576 objects.*many_objects=True"):
+            xckpt.save(tmp_path / "many", state, options=options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(save_checks, "MANY_OBJECTS", 2)
+        options = SaveOptions(chunk_bytes=1 << 19, readers=8)
+        xckpt.save(tmp_path / "few", {"w": np.zeros((512, 2048), np.uint8)}, options=options)
+    assert len(xckpt.open(tmp_path / "few").chunk_source.arrays["w"]) == 1
+    assert xckpt.open(tmp_path / "few").chunk_source.arrays["w"][0].count > 2
 
 
 def test_a_conversion_writes_a_plain_zarr_copy(tmp_path: Path) -> None:
