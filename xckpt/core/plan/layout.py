@@ -134,16 +134,18 @@ def metadata_of(
 ) -> dict[str, TensorStorageMetadata | BytesStorageMetadata]:
     """What a checkpoint says of each leaf, by the layout of its kind."""
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    alike: list[TensorStorageMetadata | None] = [None] * len(layouts)
     of_leaves: list[int] = kinds.tolist()
     for row, kind in zip(table, of_leaves, strict=True):
-        layout = layouts[kind]
-        if row.is_tensor:
-            properties = TensorProperties(row.dtype)
-            described[row.name] = TensorStorageMetadata(
-                properties, row.shape, layout.boxes, layout.grid, row.sharding, row.annotation
-            )
-        else:
+        if row.kind:
             described[row.name] = BytesStorageMetadata(row.kind)
+            continue
+        known, about = alike[kind], (row.dtype, row.shape, row.sharding, row.annotation)
+        if known is None or (known.dtype, known.size, known.sharding, known.annotation) != about:
+            boxes, grid = layouts[kind].boxes, layouts[kind].grid
+            properties = TensorProperties(row.dtype)
+            known = TensorStorageMetadata(properties, row.shape, boxes, grid, *about[2:])
+        described[row.name] = alike[kind] = known
     return described
 
 
