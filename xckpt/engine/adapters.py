@@ -24,12 +24,13 @@ from xckpt.engine.ranks.launched import COUNTS, launched_with
 from xckpt.errors import NoGroupError
 
 _MODULES: Final[dict[str, str]] = {
+    # First, because it is the quickest to ask.
+    "numpy": "xckpt.numpy",
     # Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
     "torch_xla": "xckpt.torch.xla.adapter",
     "xckpt.torch.xla": "xckpt.torch.xla.adapter",
     "torch": "xckpt.torch.adapter",
     "jax": "xckpt.jax.adapter",
-    "numpy": "xckpt.numpy",
 }
 """Framework module -> adapter module, in the order in which adapters are asked."""
 

@@ -27,6 +27,7 @@ from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, plain_recipe, to_copyable
 from xckpt.torch.leaf import (
+    PLAIN,
     Memory,
     TensorLeaf,
     TensorTarget,
@@ -67,9 +68,6 @@ _SPECIALISTS: Final = (
     ),
 )
 """Where a class of sharded tensors is defined, its name, and the module that knows it."""
-
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-"""Classes that no specialist can claim: nearly all leaves of nearly all states."""
 
 JOINED: Final = frozenset(
     {
@@ -126,7 +124,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
         source, specialist, recipe = self.describe(leaf, name), _specialist(leaf), None
         if specialist is not None:
             recipe = specialist.rebuild_recipe(leaf)
-        elif type(leaf) in _PLAIN:
+        elif type(leaf) in PLAIN:
             recipe = plain_recipe(leaf, source.parts[0])
         return self.copyable_source(source) if recipe is None else to_copyable(recipe, source.dtype)
 
@@ -231,7 +229,7 @@ ADAPTER: Final = TorchAdapter()
 
 
 def _specialist(tensor: torch.Tensor) -> _Specialist | None:
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return None
     for home, kind, module_name in _SPECIALISTS:
         module = sys.modules.get(home)

@@ -39,6 +39,8 @@ _TORCH: Final[dict[str, torch.dtype]] = {
 }
 _NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in _TORCH.items()}
 
+PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+"""torch's own classes: nearly all leaves of nearly all states are of these."""
 _CARRIED: Final = frozenset(name for name in _TORCH if DTYPES[name].isbuiltin != 1)
 """The types that ml_dtypes has added to NumPy."""
 _CARRIERS: Final = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
@@ -103,7 +105,8 @@ def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
         )
     wait = getattr(tensor, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
     local = tensor if wait is None else wait()
-    for unfit, advice in _FAULTS:
+    usual = type(local) in PLAIN and local.layout is torch.strided
+    for unfit, advice in () if usual and not (local.is_quantized or local.is_nested) else _FAULTS:
         if unfit(local):
             raise UnsupportedLeafError(f"{name}: {advice.format(kind=type(local).__name__)}")
     return local.detach()
@@ -223,7 +226,7 @@ def writable_numpy(tensor: torch.Tensor) -> NDArray[np.generic]:
         KeyError: the format has no such dtype.
     """
     name = _NAMES[tensor.dtype]
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if name not in _CARRIED:
         return plain.numpy()
     dtype = numpy_dtype(name)
