@@ -39,8 +39,7 @@ _TORCH: Final[dict[str, torch.dtype]] = {
 }
 _NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in _TORCH.items()}
 
-PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-"""torch's own classes: nearly all leaves of nearly all states are of these."""
+PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # nearly all leaves of nearly all states
 _CARRIED: Final = frozenset(name for name in _TORCH if DTYPES[name].isbuiltin != 1)
 """The types that ml_dtypes has added to NumPy."""
 _CARRIERS: Final = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
@@ -263,7 +262,6 @@ class TensorLeaf:
     """A tensor of any kind to be saved: boxes of it, and the local elements of each."""
 
     shape: tuple[int, ...]
-    """The global shape, in elements."""
     dtype: str
     """Empty where this rank has no part of the tensor and does not know."""
     boxes: Boxes
@@ -298,7 +296,6 @@ class TensorTarget:
 
     shape: tuple[int, ...]
     dtype: str
-    """Empty where this rank has no part of the tensor and does not know."""
     boxes: Boxes
     allocate: Callable[[], Memory]
     """Called once, at the first box or at `result`."""
