@@ -90,14 +90,15 @@ def _forked(_path: str, command: Sequence[str], passed: Sequence[int]) -> int:
 
 
 def _keep(passed: Sequence[int]) -> None:
-    """Keep these files and the standard ones; the others become the standard error.
+    """Keep these files; every other becomes the null device, the output of ranks too.
 
     Pipes of the parent have to end with it, but objects that hold a file's number are still there:
     a file that is opened later may not get that number.
     """
+    null = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/dev/fd")):
-        if number > 2 and number not in passed:
-            os.dup2(2, number)
+        if number != null and number not in passed:
+            os.dup2(null, number)
 
 
 if __name__ == "__main__":
