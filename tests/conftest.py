@@ -8,6 +8,17 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import pytest
+
 NEEDS = {"xla": "torch_xla", "integrations": "lightning", "docs/site": "sphinx"}
 
 collect_ignore = [folder for folder, package in NEEDS.items() if not find_spec(package)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _a_slow_machine_shows_no_progress() -> None:
+    """Commands that take seconds write lines of progress; what tests read holds none."""
+    if find_spec("rich"):
+        import xckpt.progress_bar
+
+        setattr(xckpt.progress_bar, "PATIENCE", 3600.0)  # noqa: B010

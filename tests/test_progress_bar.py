@@ -7,6 +7,7 @@ import importlib.util
 import io
 import re
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,13 @@ from xckpt.cli.commands import commands
 from xckpt.progress_bar import ProgressBar
 
 STATE = {"w": np.zeros((512, 256), np.float32)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _as_users_have_it() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("xckpt.progress_bar.PATIENCE", 2.0)
+        yield
 
 
 class Terminal(io.StringIO):
