@@ -10,6 +10,7 @@ from benchmarks.scale.amplification import amplification, pairs
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import Placed, simulate
 from tests.support.counted_bucket import environment_of
+from xckpt.core.geometry.spread import Processes
 from xckpt.core.plan.items import WriteItems
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.adapters import loaded_adapters
@@ -32,13 +33,32 @@ def test_a_simulated_rank_has_the_plan_of_a_rank_with_tensors(name):
 @pytest.mark.parametrize(("name", "tensors"), [("fsdp", 1), ("moe", 4)])
 def test_what_a_rank_says_does_not_grow_with_the_ranks(name, tensors):
     """The same tensors a rank, on four times as many ranks."""
-    few = simulate(PLACEMENTS[name](16, 24), saves=1)[0]
-    many = simulate(PLACEMENTS[name](64, 24 * tensors), saves=1)[0]
+    few = simulate(PLACEMENTS[name](16, 24), saves=1, gathered=True)[0]
+    many = simulate(PLACEMENTS[name](64, 24 * tensors), saves=1, gathered=True)[0]
     for way in ("up", "down"):
         # Without the last collective: the manifest has all leaves.
         before, after = sum(getattr(few, way)[:-1]) / 15, sum(getattr(many, way)[:-1]) / 63
         # And 64 bytes: which ranks of the groups shall send their leaf tables.
         assert after <= 1.1 * before + 64, (way, before, after)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "mesh", "hsdp", "ddp"])
+def test_ranks_alone_say_as_much_of_many_tensors_as_of_few(name):
+    few, many = (simulate(PLACEMENTS[name](16, tensors), saves=2) for tensors in (12, 48))
+    for before, after in zip(few, many, strict=True):
+        # What they save, what they know of all plans, and what they have written.
+        assert before.up[:-1] == after.up[:-1] and before.down[:-1] == after.down[:-1]
+        assert len(after.up) == 3 and sum(after.up[:-1]) <= 15 * 80
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_a_simulated_rank_holds_what_its_mesh_says(name):
+    placement = PLACEMENTS[name](16, 20)
+    for kind, spread in enumerate(placement.spreads()):
+        if spread is not None:
+            processes = Processes("torch", np.arange(16))
+            for rank in range(16):
+                assert spread.held_by(rank, processes) == placement.boxes(rank)[kind]
 
 
 def test_what_hosts_want_is_read_once(monkeypatch):

@@ -47,13 +47,14 @@ CASES = (
     ("ragged", 256, 1000),
     ("unlike", 1024, 1000),
 )
+"""Ranks plan alone where they know all plans; in these cases they are also made to gather them."""
 QUICK = (("fsdp", 16, 20), ("moe", 16, 20), ("ragged", 16, 20))
 
 Figures = list[dict[str, Any]]
 
 
 def _saves(quick: bool) -> Figures:
-    return [_apart(case) for case in (QUICK if quick else CASES)]
+    return [each for case in (QUICK if quick else CASES) for each in _both_ways(case)]
 
 
 def _bucket(quick: bool) -> Figures:
@@ -116,24 +117,28 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_flags
 @click.option("--output", type=click.Path(path_type=Path), help="The JSON file to add them to.")
-@click.option("--alone", is_flag=True, hidden=True, help="In this process; prints JSON.")
+@click.option("--here", is_flag=True, hidden=True, help="In this process; prints JSON.")
+@click.option("--gathered", is_flag=True, hidden=True, help="With it: no rank knows other plans.")
 def main(
     quick: bool,
     cases: tuple[tuple[str, int, int], ...],
     section: str | None,
     output: Path | None,
-    alone: bool,
+    here: bool,
+    gathered: bool,
 ) -> None:
     """Simulate saves of many ranks by the real planner, wire encoding and commit."""
-    if alone:
+    if here:
         ((name, ranks, tensors),) = cases
-        print(json.dumps([asdict(save) for save in simulate(PLACEMENTS[name](ranks, tensors))]))
+        saves = simulate(PLACEMENTS[name](ranks, tensors), gathered=gathered)
+        print(json.dumps([asdict(save) for save in saves]))
         return
     console = Console() if sys.stdout.isatty() else Console(width=120)
     kept = None if output is None and quick else output or RESULTS
     for name in SECTIONS if section == "all" else [section or "scale"]:
         measure, table = SECTIONS[name]
-        figures = [_apart(case) for case in cases] if cases else measure(quick)
+        both = [each for case in cases for each in _both_ways(case)]
+        figures = both if cases else measure(quick)
         console.print(table(figures))
         if kept is not None:
             _keep(kept, name, figures)
@@ -154,13 +159,21 @@ def _case(figures: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(value for key, value in figures.items() if key != "saves")
 
 
-def _apart(case: tuple[str, int, int]) -> dict[str, Any]:
+def _both_ways(case: tuple[str, int, int]) -> list[dict[str, Any]]:
+    """The figures of a case whose plans are gathered, and if there are such, of ranks alone."""
+    knows = bool(PLACEMENTS[case[0]](*case[1:]).mesh)
+    return [_apart(case, gathered=True)] + ([_apart(case, gathered=False)] if knows else [])
+
+
+def _apart(case: tuple[str, int, int], *, gathered: bool) -> dict[str, Any]:
     """The figures of a case, from a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--alone", "--case", *map(str, case)]
+    command = [sys.executable, "-m", "benchmarks.scale", "--here", "--case", *map(str, case)]
+    command += ["--gathered"] if gathered else []
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     name, ranks, tensors = case
     saves = json.loads(done.stdout)
-    return {"placement": name, "ranks": ranks, "tensors": tensors, "saves": saves}
+    what = {"placement": name, "ranks": ranks, "tensors": tensors, "gathered": gathered}
+    return what | {"saves": saves}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.spread import MeshProcesses, OnMesh, Spread
 
 WIDTH = 1024
 SHAPES = 12
@@ -45,12 +46,23 @@ class Placement:
     held: Held
     groups: int = 1
     """Groups of ranks that hold tensors of their own, T / groups each."""
+    mesh: tuple[int, ...] = ()
+    """The axes of a mesh of all ranks that cuts the tensors; none where each rank knows its own."""
+    cuts: tuple[tuple[int, ...], ...] = ((), ())
+    """For each dimension the axes that cut it."""
 
     def leaves(self, rank: int) -> list[tuple[str, int]]:
         """Name and kind of each tensor of a rank, in the order of its state."""
         group = rank * self.groups // self.ranks
         named = range(self.tensors)[group :: self.groups]
         return [(f"model/layers.{n}.weight", n // self.groups % len(self.shapes)) for n in named]
+
+    def spreads(self) -> list[Spread | None]:
+        """Where the tensors of each kind are on all ranks, as mesh and placements say it."""
+        if not self.mesh:
+            return [None] * len(self.shapes)
+        mesh = MeshProcesses("torch", np.arange(self.ranks).reshape(self.mesh))
+        return [OnMesh(shape, mesh, self.cuts) for shape in self.shapes]
 
     def boxes(self, rank: int) -> list[Boxes]:
         """What a rank holds of a tensor of each kind."""
@@ -75,6 +87,8 @@ def fsdp(ranks: int, tensors: int, shapes: int = SHAPES) -> Placement:
         tensors,
         tuple((ranks * count, WIDTH) for count in rows),
         _rows(rows, ranks, lambda rank: rank),
+        mesh=(ranks,),
+        cuts=((0,), ()),
     )
 
 
@@ -87,14 +101,17 @@ def mesh(ranks: int, tensors: int) -> Placement:
         return (row * rows[kind], column * width), (rows[kind], width)
 
     shapes = tuple((ranks // COLUMNS * count, WIDTH) for count in rows)
-    return Placement("mesh", ranks, tensors, shapes, held)
+    axes = (ranks // COLUMNS, COLUMNS)
+    return Placement("mesh", ranks, tensors, shapes, held, mesh=axes, cuts=((0,), (1,)))
 
 
 def hsdp(ranks: int, tensors: int) -> Placement:
     """Rows over W / 8 ranks, each block on 8 of them."""
     rows, parts = [4 + kind for kind in range(SHAPES)], ranks // COLUMNS
     shapes = tuple((parts * count, WIDTH) for count in rows)
-    return Placement("hsdp", ranks, tensors, shapes, _rows(rows, parts, lambda rank: rank))
+    held = _rows(rows, parts, lambda rank: rank)
+    axes = (COLUMNS, parts)
+    return Placement("hsdp", ranks, tensors, shapes, held, mesh=axes, cuts=((1,), ()))
 
 
 def moe(ranks: int, tensors: int) -> Placement:
@@ -110,7 +127,8 @@ def ddp(ranks: int, tensors: int) -> Placement:
     """Everything everywhere."""
     rows = [4 + kind for kind in range(SHAPES)]
     shapes = tuple((count, WIDTH) for count in rows)
-    return Placement("ddp", ranks, tensors, shapes, _rows(rows, 1, lambda rank: 0))
+    held = _rows(rows, 1, lambda rank: 0)
+    return Placement("ddp", ranks, tensors, shapes, held, mesh=(ranks,))
 
 
 def ragged(ranks: int, tensors: int) -> Placement:

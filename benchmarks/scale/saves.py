@@ -6,14 +6,19 @@
    reports a digest for each chunk of its share (`_Writer`). Of leaves in pieces no documents are
    made: they would be kept in memory.
 3. The state is saved twice, as a training run does, and the second save is timed too.
+4. Where ranks plan alone, ranks 0 and 1 do. The others say what rank 0 says, and their shares are
+   taken from a plan that was made before (`_Shared`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +28,15 @@ from benchmarks.probe import memory_of
 from benchmarks.scale.placements import Placement
 from benchmarks.scale.ranks import Coordinator, Rank
 from xckpt.core.geometry.box import Block
-from xckpt.core.geometry.grid import cells
+from xckpt.core.geometry.grid import GridOptions, cells
+from xckpt.core.geometry.spread import Processes, Spread
 from xckpt.core.leaf import HostSource
 from xckpt.core.manifest.entries import arrays
 from xckpt.core.manifest.rules import count_pieces
+from xckpt.core.metadata import Metadata
+from xckpt.core.plan.alone.known import KnownPlans, known_plans
 from xckpt.core.plan.items import BriefData, LeafRow, LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.merge import global_plan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.save import save_state
@@ -67,6 +76,11 @@ class PlacedPlanner(DefaultSavePlanner):
         super().__init__()
         self._plan = placed, rank
 
+    def known_plans(self, plan: SavePlan, rank: int, processes: Processes) -> KnownPlans | None:
+        """What the placement says of all ranks."""
+        placed, _ = self._plan
+        return placed.known(plan, rank, processes, self.grid or self._storage_grid)
+
     def set_up_planner(
         self,
         state_dict: Mapping[str, object],
@@ -88,6 +102,31 @@ class Placed:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self._table = cache(self._table_of)
+        self._spreads = placement.spreads()
+        self._first: KnownPlans | None = None
+        self._shared: tuple[list[SavePlan], Metadata] | None = None
+
+    def share_out(self) -> None:
+        """Plan for all ranks: those after the second take their shares from it."""
+        if self.placement.mesh:
+            plans = [self.plan(rank) for rank in range(self.placement.ranks)]
+            self._shared = global_plan(plans, ZarrStorageWriter(WHERE).storage_meta())
+
+    def known(
+        self, plan: SavePlan, rank: int, processes: Processes, options: GridOptions | None
+    ) -> KnownPlans | None:
+        """What a rank knows of all plans: the first finds it, the others take it from there."""
+        if rank == 0:
+            leaves = self.state(0)["model"]
+            assert isinstance(leaves, dict)
+            named = {f"model/{name}": leaf for name, leaf in leaves.items()}
+            self._first = known_plans(plan, named, rank, processes, options)
+            return self._first
+        if self._first is None or self._shared is None:
+            return None
+        first = self._first
+        given = plan, rank, processes, first.kinds, first.spreads, first.options
+        return _Shared(*given, self._shared[0][rank], self._shared[1])
 
     def _table_of(self, group: int) -> tuple[LeafTable, NDArray[np.int32], frozenset[int]]:
         placement = self.placement
@@ -111,16 +150,45 @@ class Placed:
         boxes = self.placement.boxes(rank)
         nothing = np.zeros((), np.float32)
         layers: dict[str, object] = {}
+        spreads = [None if each is None else partial(_same, each) for each in self._spreads]
         for name, kind in self.placement.leaves(rank):
             data = np.broadcast_to(nothing, boxes[kind][0].sizes)
-            shape = self.placement.shapes[kind]
-            source = HostSource(shape, "float32", boxes[kind], (data,), sharded=True)
+            shape, spread = self.placement.shapes[kind], spreads[kind]
+            source = HostSource(shape, "float32", boxes[kind], (data,), True, spread=spread)
             layers[name.removeprefix("model/")] = source
         return {"model": layers}
 
 
+def _same(spread: Spread) -> Spread:
+    return spread
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shared(KnownPlans):
+    """What a rank knows whose share is there already."""
+
+    own: SavePlan
+    metadata: Metadata
+
+    def share(self) -> tuple[SavePlan, Metadata]:
+        """The share that is there."""
+        return self.own, self.metadata
+
+
+_orders: dict[int, tuple[Metadata, BriefData]] = {}
+"""The orders of all ranks that take their shares from one plan."""
+
+
 class _Writer(ZarrStorageWriter):
     """Reports what it has not written."""
+
+    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> SavePlan:
+        """The plan with orders, which are the same for all ranks: there are no pieces."""
+        if id(metadata) not in _orders:
+            made = super().prepare_own_plan(plan, metadata).storage_data
+            assert isinstance(made, BriefData)
+            _orders[id(metadata)] = metadata, made
+        return replace(plan, storage_data=_orders[id(metadata)][1])
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """A digest of nothing for each chunk of the share."""
@@ -167,10 +235,17 @@ def _firsts(brief: BriefOrders, table: LeafTable) -> NDArray[np.int64]:
     return _known[key]
 
 
-def simulate(placement: Placement, saves: int = 2) -> list[Save]:
-    """Save a placement that often, over itself."""
-    placed = Placed(placement)
+def simulate(placement: Placement, saves: int = 2, *, gathered: bool = False) -> list[Save]:
+    """Save a placement that often, over itself; plans are ``gathered``, or each rank plans alone.
+
+    Where the ranks do not know each other's plans, they are gathered in any case.
+    """
+    placed = Placed(replace(placement, mesh=()) if gathered else placement)
+    placed.share_out()
     kept = [KeptPlans() for _ in range(placement.ranks)]
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = memory_of()["VmRSS"]
     return [_save(placed, kept, before) for _ in range(saves)]
@@ -178,21 +253,25 @@ def simulate(placement: Placement, saves: int = 2) -> list[Save]:
 
 def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
     placement = placed.placement
-    kept = [KeptPlans(dict(each.shares), dict(each.plans)) for each in after]
+    kept = [KeptPlans(dict(each.shares), dict(each.plans), dict(each.own)) for each in after]
+    processes = Processes("torch", np.arange(placement.ranks))
 
     def run(rank: Rank) -> float:
         had = kept[rank.rank]
-        rank.kept_plans = KeptPlans(dict(had.shares), dict(had.plans))
+        rank.processes = processes
+        rank.kept_plans = KeptPlans(dict(had.shares), dict(had.plans), dict(had.own))
         whole = rank.rank == 1
         planner = DefaultSavePlanner() if whole else PlacedPlanner(placed, rank.rank)
         state = placed.state(1) if whole else {}
         began = time.process_time()
         save_state(state, _Writer(WHERE, overwrite=True), group=rank, planner=planner)
         after[rank.rank].shares = rank.kept_plans.shares
+        after[rank.rank].own = rank.kept_plans.own
         return time.process_time() - began
 
     others = [Rank(number, placement.ranks, KeptPlans()) for number in range(1, placement.ranks)]
     group = Coordinator(others, run, after[0])
+    group.processes = processes
     writer = _Writer(WHERE, overwrite=True)
     began = group.seconds()
     save_state({}, writer, group=group, planner=PlacedPlanner(placed, 0))

@@ -15,7 +15,7 @@ from benchmarks.scale.hosts import RATE
 
 def saves(figures: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="Saves without storage: the coordinator, and any other rank (processor s)")
-    for name in ("ranks x tensors", "save"):
+    for name in ("ranks x tensors", "plans", "save"):
         table.add_column(name)
     for name in ("plan s", "commit s", "MiB", "a rank s", "KiB up", "KiB down", "manifest KiB"):
         table.add_column(name, justify="right")
@@ -26,6 +26,7 @@ def saves(figures: Sequence[dict[str, Any]]) -> Table:
             up, down = (sum(save[way][:-1]) / (case["ranks"] - 1) / 1024 for way in ("up", "down"))
             table.add_row(
                 "" if number else what,
+                "" if number else ("gathered" if case.get("gathered", True) else "alone"),
                 ("first", "again")[min(number, 1)],
                 f"{save['plan']:.2f}",
                 f"{save['commit']:.2f}",

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -97,12 +98,12 @@ class MeshProcesses:
     framework: str
     numbers: Int64s
     """As many dimensions as the mesh has axes."""
-    bytes: bytes = field(init=False, repr=False)
-    """What it says."""
+    digest: bytes = field(init=False, repr=False)
+    """Of framework, axes and numbers."""
 
     def __post_init__(self) -> None:
         said = self.framework.encode() + _column(self.numbers.shape) + _column(self.numbers.ravel())
-        object.__setattr__(self, "bytes", said)
+        object.__setattr__(self, "digest", hashlib.blake2b(said, digest_size=32).digest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class OnMesh:
     def says(self) -> bytes:
         """Shape, cuts and mesh."""
         cuts = [number for axes in self.cuts for number in (len(axes), *axes)]
-        return _column([1, len(self.shape), *self.shape, *cuts]) + self.mesh.bytes
+        return _column([1, len(self.shape), *self.shape, *cuts]) + self.mesh.digest
 
     def held(self, processes: Processes) -> Held | None:
         """A box for each coordinate of the mesh."""

@@ -6,12 +6,15 @@ of the manifest, where the first of each array is known from the orders (`ZarrAr
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import msgspec
 
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry
 from xckpt.core.plan.items import LeafTable
 from xckpt.core.struct_types import prepare_structs
+from xckpt.storage.budget import Access
 from xckpt.storage.location import Location
 
 
@@ -56,9 +59,21 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
 
         return brief(self, table)
 
-    def place(self) -> Location:
-        """Where the save is staged."""
-        return self.location
+    def place(self) -> dict[str, object]:
+        """Where the save is staged, as a `Location`: the fields that are not so by default."""
+        access = self.location.access
+        place = _unlike(self.location, Location("", ""))
+        # When this process last heard of the storage says nothing to the others.
+        more = _unlike(access, Access(heard=access.heard))
+        return {**place, "access": more} if more else place
+
+
+def _unlike(one: Location | Access, other: Location | Access) -> dict[str, object]:
+    """The fields that differ from those of another, by name."""
+    names = [field.name for field in fields(one) if field.compare]
+    return {
+        name: getattr(one, name) for name in names if getattr(one, name) != getattr(other, name)
+    }
 
 
 class WrittenValue(msgspec.Struct, array_like=True, gc=False):

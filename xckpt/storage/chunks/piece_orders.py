@@ -23,7 +23,6 @@ from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.chunks.orders import WriteOrders
-from xckpt.storage.location import Location
 
 
 class SomePieces(msgspec.Struct, array_like=True, frozen=True):
@@ -60,9 +59,9 @@ class RankOrders:
             self.known[id(table)] = table, msgspec.Raw(brief)
         return self.known[id(table)][1], self.pieces
 
-    def place(self) -> Location:
-        """Where the save is staged."""
-        return self.common.location
+    def place(self) -> dict[str, object]:
+        """Where the save is staged; see `WriteOrders`."""
+        return self.common.place()
 
     def spelled(self, table: LeafTable) -> WriteOrders:
         """The orders with each piece as an array, for a rank to which they go in no columns."""
