@@ -4,7 +4,9 @@
    the same number; a scatter or broadcast that has no answer yet stops it (`_NoAnswer`).
 2. A rank is run from its beginning each time, with the answers that it has: its engine is the real
    one, and nothing of it has to be kept between two of its steps.
-3. Seconds of the coordinator are those outside the others' runs. A rank's are those of its last
+3. Where all ranks are to say the same (`Coordinator.alike`), the others are run once, when they
+   have to say something else; what they said before is compared with what the coordinator did.
+4. Seconds of the coordinator are those outside the others' runs. A rank's are those of its last
    run, which is whole.
 """
 
@@ -76,6 +78,9 @@ class Coordinator:
         self.processes: Processes | None = None
         self.size = 1 + len(others)
         self.traffic = Traffic()
+        self.alike = 0
+        """In how many gathers, from the first on, all ranks say the same."""
+        self._said: list[bytes] = []
         self.elsewhere = 0.0
         """Processor seconds of the other ranks."""
         self.planned = self.gathered = 0.0
@@ -88,7 +93,11 @@ class Coordinator:
     def gather(self, data: bytes) -> list[bytes] | None:
         """Everyone's bytes: the others are run until they have sent theirs."""
         began = time.process_time()
-        gathered = [data, *map(self._message, self._others)]
+        if len(self._said) < self.alike:
+            self._said.append(data)
+            gathered = [data] * self.size
+        else:
+            gathered = [data, *map(self._message, self._others)]
         self.elsewhere += time.process_time() - began
         self.gathered = self.seconds()
         self.traffic.up.append(sum(map(len, gathered[1:])))
@@ -99,6 +108,7 @@ class Coordinator:
         try:
             self._run(other)
         except _NoAnswer:
+            assert other.sent[: self.alike] == self._said, f"rank {other.rank} says something else"
             return other.sent[-1]
         raise AssertionError(f"rank {other.rank} ended before the coordinator")
 

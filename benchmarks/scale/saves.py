@@ -266,21 +266,24 @@ def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
         began = time.process_time()
         save_state(state, _Writer(WHERE, overwrite=True), group=rank, planner=planner)
         after[rank.rank].shares = rank.kept_plans.shares
-        after[rank.rank].own = rank.kept_plans.own
         return time.process_time() - began
 
     others = [Rank(number, placement.ranks, KeptPlans()) for number in range(1, placement.ranks)]
     group = Coordinator(others, run, after[0])
     group.processes = processes
+    alone = bool(placement.mesh)
+    group.alike = 2 if alone else 0  # what is saved, and what is known of all plans
     writer = _Writer(WHERE, overwrite=True)
     began = group.seconds()
     save_state({}, writer, group=group, planner=PlacedPlanner(placed, 0))
     ended = group.seconds()
     memory = memory_of()["VmHWM"] - before
     spent: list[float] = []
-    for other in others:
+    for other in others[:1] if alone else others:
         other.again()
         spent.append(run(other))
+    for other in others:
+        after[other.rank].own = other.kept_plans.own
     assert writer._committed is not None
     return Save(
         group.planned - began,
