@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +19,11 @@ from benchmarks.scale.ranks import Coordinator, Rank
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.examples import examples
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.spread import MeshProcesses, OnMesh, Processes
 from xckpt.core.leaf import HostSource
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import LeafRow, SavePlan, WriteItems
+from xckpt.core.plan.alone.known import KnownPlans
+from xckpt.core.plan.items import BriefData, LeafRow, SavePlan, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.ranks.group import KeptPlans
@@ -48,8 +51,10 @@ def state(rank: int, turned: bool, own: bool, layers: int) -> dict[str, Any]:
     part = RANKS - 1 - rank if turned else rank
     held = Boxes.of([((part * 2, 0), (2, 4))])
     nothing = np.zeros((2, 4), np.int8)
+    shape, order = (RANKS * 2, 4), range(RANKS)[:: -1 if turned else 1]
+    spread = OnMesh(shape, MeshProcesses("torch", np.array(order)), ((0,), ()))
     leaves: dict[str, Any] = {
-        f"w{n}": HostSource((RANKS * 2, 4), "int8", held, (nothing,), sharded=True)
+        f"w{n}": HostSource(shape, "int8", held, (nothing,), True, spread=lambda: spread)
         for n in range(layers)
     }
     return leaves | ({f"own{rank}": np.zeros(5, np.float32)} if own else {}) | {"step": 3}
@@ -58,14 +63,26 @@ def state(rank: int, turned: bool, own: bool, layers: int) -> dict[str, Any]:
 class Save:
     """One save of all ranks, as far as the shares."""
 
-    def __init__(self, number: int, states: list[dict[str, Any]], key: bytes | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        states: list[dict[str, Any]],
+        key: bytes | None,
+        knowing: Collection[int] = (),
+    ) -> None:
         self.number, self.key = number, key
-        self.plans = []
-        for each in states:
+        self.plans: list[SavePlan] = []
+        self.known: list[KnownPlans | None] = []
+        """What each rank knows of all plans."""
+        processes = Processes("torch", np.arange(RANKS))
+        for rank, each in enumerate(states):
             planner = DefaultSavePlanner()
             planner.use_adapters(adapters())
             planner.set_up_planner(each)
-            self.plans.append(planner.create_local_plan())
+            plan = planner.create_local_plan()
+            self.plans.append(plan)
+            knows = rank in knowing
+            self.known.append(planner.known_plans(plan, rank, processes) if knows else None)
         self.shares: dict[int, SavePlan] = {}
         self.metadata: Metadata | None = None
         self.decided = 0
@@ -76,6 +93,12 @@ class Save:
         orders = Orders(self.number)
         return [SavePlan(share.items, orders) for share in shares]
 
+    def own(self, known: KnownPlans) -> tuple[SavePlan, Metadata] | None:
+        made = known.share()
+        assert made is not None
+        orders = BriefData(None, WriteItems.of(made[0].items).table)
+        return SavePlan(made[0].items, orders), made[1]
+
     def repeat(self, metadata: Metadata, share: SavePlan) -> object:
         self.metadata = metadata
         return self.number
@@ -85,16 +108,16 @@ class Save:
             assert self.metadata is not None
             return self.metadata
 
-        mine = self.plans[group.rank]
-        planning = Planning(lambda: mine, self.decide, planned, self.repeat, self.key)
+        mine, known = self.plans[group.rank], self.known[group.rank]
+        hooks = lambda: mine, self.decide, planned, self.repeat
+        planning = Planning(*hooks, self.key, lambda _: known, self.own)
         self.shares[group.rank] = plan_together(group, PLAN, planning, group.kept_plans)
 
     def together(self, kept: list[KeptPlans]) -> Coordinator:
-        had = [KeptPlans(dict(each.shares), dict(each.plans)) for each in kept]
+        had = [copied(each) for each in kept]
 
         def run(rank: Rank) -> None:
-            before = had[rank.rank]
-            rank.kept_plans = KeptPlans(dict(before.shares), dict(before.plans))
+            rank.kept_plans = copied(had[rank.rank])
             self.run(rank)
 
         others = [Rank(rank, RANKS, KeptPlans()) for rank in range(1, RANKS)]
@@ -104,7 +127,12 @@ class Save:
             other.again()
             run(other)
             kept[other.rank].shares = other.kept_plans.shares
+            kept[other.rank].own = other.kept_plans.own
         return group
+
+
+def copied(kept: KeptPlans) -> KeptPlans:
+    return KeptPlans(dict(kept.shares), dict(kept.plans), dict(kept.own))
 
 
 def adapters() -> Any:
@@ -128,25 +156,29 @@ of_a_save = st.tuples(
     st.integers(1, 2),
     st.lists(st.booleans(), min_size=RANKS, max_size=RANKS),
     st.sets(st.integers(0, RANKS - 1)),
+    st.sampled_from([(0, 1, 2), (), (0, 1), (2,)]),
 )
 
 
 @examples(20, 400)
 @given(st.lists(of_a_save, min_size=2, max_size=6))
 def test_kept_plans_are_those_that_would_be_made(saves):
-    """Whatever changed since, on whichever rank, and whichever rank has forgotten what it kept."""
+    """Whatever changed since, on whichever rank, and whichever rank has forgotten what it kept.
+
+    And whichever ranks know all plans.
+    """
     kept = [KeptPlans() for _ in range(RANKS)]
     before: list[object] = []
-    for number, (turned, layers, own, forget) in enumerate(saves):
+    for number, (turned, layers, own, forget, knowing) in enumerate(saves):
         for rank in forget:
             kept[rank] = KeptPlans()
         states = [state(rank, turned, own[rank], layers) for rank in range(RANKS)]
-        save = Save(number, states, b"key")
+        save = Save(number, states, b"key", knowing)
         save.together(kept)
         assert_as_fresh(save)
-        if before[-1:] == [(turned, layers, own)] and not forget:
+        if before[-1:] == [(turned, layers, own, knowing)] and not forget:
             assert not save.decided
-        before.append((turned, layers, own))
+        before.append((turned, layers, own, knowing))
 
 
 def test_an_equal_plan_costs_each_rank_16_bytes():
@@ -159,6 +191,38 @@ def test_an_equal_plan_costs_each_rank_16_bytes():
     # 16 bytes, and what says of which step they are.
     assert len(traffic.up) == 1 and traffic.up[0] <= (16 + 14) * (RANKS - 1) < first.traffic.up[0]
     assert_as_fresh(again)
+
+
+def test_ranks_that_know_all_plans_say_16_bytes_the_first_time():
+    kept = [KeptPlans() for _ in range(RANKS)]
+    for number in range(2):
+        states = [state(rank, True, False, 2) for rank in range(RANKS)]
+        save = Save(number, states, b"key", range(RANKS))
+        traffic = save.together(kept).traffic
+        assert save.decided == 0 and len(traffic.up) == 1
+        assert traffic.up[0] <= (16 + 14) * (RANKS - 1) and traffic.down[0] <= 30 * (RANKS - 1)
+        assert_as_fresh(save)
+
+
+@pytest.mark.parametrize("differs", ["own", "unknown"])
+def test_one_rank_that_differs_has_all_plans_gathered(differs):
+    """Once: the next time the ranks have kept what they were given."""
+    kept = [KeptPlans() for _ in range(RANKS)]
+    own, knowing = (1, range(RANKS)) if differs == "own" else (-1, (0, 2))
+    for number in range(2):
+        states = [state(rank, False, rank == own, 2) for rank in range(RANKS)]
+        save = Save(number, states, b"key", knowing)
+        rounds = len(save.together(kept).traffic.up)
+        assert save.decided == (number == 0)
+        assert rounds == (1 if number else 3 if differs == "own" else 2)
+        assert_as_fresh(save)
+
+
+def test_plans_without_a_key_are_gathered():
+    states = [state(rank, False, False, 2) for rank in range(RANKS)]
+    save = Save(0, states, None, range(RANKS))
+    save.together([KeptPlans() for _ in range(RANKS)])
+    assert save.decided == 1
 
 
 def test_plans_of_another_key_are_made_anew():

@@ -186,8 +186,9 @@ def on_rank_differ(rank: int, path: Path, what: str) -> str:
     other = rank == 2
     shape = (8, 4) if not (other and what == "shape") else (8, 8)
     dtype = torch.float32 if not (other and what == "dtype") else torch.float64
-    mesh = on_rank_mesh("4")
-    made = distribute_tensor(torch.zeros(shape, dtype=dtype), mesh, [Shard(0)], src_data_rank=None)
+    cut = Shard(1 if other and what == "placements" else 0)
+    full = torch.zeros(shape, dtype=dtype)
+    made = distribute_tensor(full, on_rank_mesh("4"), [cut], src_data_rank=None)
     state: dict[str, Any] = {"model": {"w": made}}
     if what == "names":
         state["model"][f"own{rank}"] = torch.full((3,), rank)
@@ -198,7 +199,7 @@ def on_rank_differ(rank: int, path: Path, what: str) -> str:
     return "saved"
 
 
-@pytest.mark.parametrize("what", ["shape", "dtype"])
+@pytest.mark.parametrize("what", ["shape", "dtype", "placements"])
 def test_ranks_that_differ_are_named_with_the_leaf(four_ranks: Ranks, tmp_path: Path, what: str):
     """Nothing is written."""
     for message in four_ranks.run(on_rank_differ, tmp_path / "saved", what):
