@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.support import fork_server
 from tests.support.examples import QUICK
 
 # Doctests of the hooks need the trainers (`make test-integrations`).
@@ -90,13 +89,6 @@ def pytest_configure(config: pytest.Config) -> None:
         keep_files_in_memory()
     if config.getoption("hypothesis_seed") is None:
         config.option.hypothesis_seed = str(secrets.randbelow(2**32))
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """A worker of the whole suite imports what most tests need, and forks the server of ranks."""
-    whole = session.config.args == session.config.getini("testpaths")
-    if whole and "PYTEST_XDIST_WORKER" in os.environ:
-        fork_server.fork_here()
 
 
 def pytest_collection() -> None:

@@ -28,7 +28,7 @@ from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.chunks.requests import ChunkRequest, chunks_of
+from xckpt.storage.chunks.requests import FEWEST_CHUNKS, ChunkRequest, chunks_of
 from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.location import check_process
 from xckpt.storage.read_checkpoint import ZarrStorageReader
@@ -128,7 +128,8 @@ class Checkpoint(StoredTree):
 
         Raises:
             LeafTooLargeError: the manifest claims so many chunks that their digests take more than
-                `MOST_DIGESTS` times ``memory_bytes``: to claim billions costs nothing.
+                `MOST_DIGESTS` times ``memory_bytes``: to claim billions costs nothing. However
+                little memory there is, `FEWEST_CHUNKS` are allowed.
             StorageError: the storage gave no answer in time, which says nothing of the checkpoint.
         """
         check_process()
@@ -186,7 +187,7 @@ class Checkpoint(StoredTree):
 
     def _check_chunks(self) -> None:
         chunks, memory = count_chunks(self.manifest), self.options.memory_bytes
-        if chunks * DIGEST_BYTES > MOST_DIGESTS * memory:
+        if chunks * DIGEST_BYTES > MOST_DIGESTS * memory and chunks > FEWEST_CHUNKS:
             raise LeafTooLargeError(
                 f"{self.location}: its manifest claims {chunks:,} chunks, whose digests "
                 f"take {readable_bytes(chunks * DIGEST_BYTES)}, more than {MOST_DIGESTS} times "
