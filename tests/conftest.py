@@ -6,6 +6,7 @@ torch_xla, the trainers and the site need one each: `make test-xla`, `make test-
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -16,9 +17,9 @@ collect_ignore = [folder for folder, package in NEEDS.items() if not find_spec(p
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _a_slow_machine_shows_no_progress() -> None:
+def _a_slow_machine_shows_no_progress() -> Iterator[None]:
     """Commands that take seconds write lines of progress; what tests read holds none."""
-    if find_spec("rich"):
-        import xckpt.progress_bar
-
-        setattr(xckpt.progress_bar, "PATIENCE", 3600.0)  # noqa: B010
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if find_spec("rich"):
+            monkeypatch.setattr("xckpt.progress_bar.PATIENCE", 3600.0)
+        yield

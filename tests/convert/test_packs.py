@@ -13,9 +13,12 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from conformance.strict_reader import StrictCheckpoint
 from tests.convert.test_run import files
-from tests.support.counted_bucket import counted_in_thread, environment_of, kinds
+from tests.support.counted_bucket import CountedBucket, kinds
+from tests.support.servers import bucket
 from xckpt import SaveOptions
 from xckpt.convert.run import convert
+
+__all__ = ["bucket"]
 
 LEAVES = 400
 OPTIONS = SaveOptions(memory_bytes=1 << 18, threads=2)  # units of 16 KiB
@@ -93,18 +96,13 @@ def test_a_bucket_gets_packs(source: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "dcp"])
-def test_packs_are_read_in_few_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_packs_are_read_in_few_requests(tmp_path: Path, bucket: CountedBucket, name: str) -> None:
     tensors = state()["many"]
-    with counted_in_thread() as (bucket, port):
-        for variable, value in environment_of(port).items():
-            monkeypatch.setenv(variable, value)
-        xckpt.save("s3://bucket/packed", tensors)
-        bucket.taken()
-        format = None if name != "dcp" else "dcp"
-        convert("s3://bucket/packed", tmp_path / name, format=format, options=OPTIONS)
-        seen = kinds(bucket.taken())
+    xckpt.save("s3://bucket/packed", tensors)
+    bucket.taken()
+    format = None if name != "dcp" else "dcp"
+    convert("s3://bucket/packed", tmp_path / name, format=format, options=OPTIONS)
+    seen = kinds(bucket.taken())
     loaded = xckpt.load(tmp_path / name)
     assert isinstance(loaded, dict)
     assert all(np.array_equal(loaded[name], leaf) for name, leaf in tensors.items())

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import xckpt
+from tests.support.forked import IN_A_CHILD
 from xckpt.core.run.keeping import kept
 from xckpt.core.run.record import StepRecord
 from xckpt.policies import All, EverySteps, KeepPolicy, Latest, Temporary
@@ -220,10 +221,11 @@ def test_an_interrupt_of_the_end_leaves_the_pace(tmp_path: Path) -> None:
     assert isinstance(remover._pace, Pace)
 
 
-FORKING = """
-import os, sys, threading
+FORKING = (
+    IN_A_CHILD
+    + """
+import threading
 import numpy as np
-import xckpt
 from xckpt.policies import EverySteps, Latest
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
@@ -231,19 +233,6 @@ write, goes_on = ZarrStorageWriter.write_data, threading.Event()
 def wait(self, *arguments):
     goes_on.wait()
     return write(self, *arguments)
-
-def in_a_child(what, act):
-    sys.stdout.flush()
-    process = os.fork()
-    if process == 0:
-        try:
-            act()
-            print(what, "done")
-        except xckpt.XckptError as error:
-            print(what, "spawn" if "'spawn' or 'forkserver'" in str(error) else error)
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitpid(process, 0)[1] == 0, what
 
 checkpoints = xckpt.CheckpointManager(sys.argv[1], save=EverySteps(1), keep=Latest(3))
 try:
@@ -267,6 +256,7 @@ except SystemExit as error:
     raise
 print([record.number for record in checkpoints.steps()])
 """
+)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
@@ -278,7 +268,7 @@ def test_a_forked_child_of_a_run_waits_for_nothing(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     steps, delete, save, wait, end, left, found = ended.stdout.splitlines()
-    assert (steps, delete, save) == ("steps done", "delete spawn", "save spawn")
+    assert (steps, delete, save) == ("steps done", "delete StorageError", "save StorageError")
     assert wait.startswith("wait ") and "in the process that this one was forked from" in wait
     assert end.startswith("the child's end: The last save of the run failed as well:")
     assert (left, found) == ("left 7", "[1, 2, 3]")

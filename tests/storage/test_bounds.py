@@ -87,7 +87,7 @@ def test_a_leaf_of_more_chunks_than_any_memory_holds(
 
 
 def test_verify_of_billions_of_chunks_ends_at_once(tmp_path: Path) -> None:
-    """Its digests alone take 64 GiB, which nobody is to read before the answer."""
+    """Its digests alone take 64 GiB, which are not read before the answer."""
     claiming(tmp_path, (1 << 32,))
     with pytest.raises(
         xckpt.LeafTooLargeError,

@@ -9,27 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked import IN_A_CHILD
+
 ROOT = Path(__file__).parent.parent.parent
-FORKING = """
-import os, sys
+FORKING = (
+    IN_A_CHILD
+    + """
 import numpy as np
-import xckpt
 
 path = sys.argv[1]
 state = {"w": np.arange(1000), "v": np.ones((100, 100))}
-
-def in_a_child(what, act):
-    sys.stdout.flush()
-    process = os.fork()
-    if process == 0:
-        try:
-            act()
-            print(what, "done")
-        except xckpt.StorageError as error:
-            print(what, "StorageError" if "'spawn' or 'forkserver'" in str(error) else error)
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitpid(process, 0)[1] == 0, what
 
 def save():
     xckpt.save(f"{path}/b", state)
@@ -47,6 +36,7 @@ in_a_child("slice", lambda: opened["w"][10:20])
 in_a_child("verify", lambda: opened.verify())
 in_a_child("grandchild", lambda: in_a_child("load", lambda: xckpt.load(f"{path}/a")))
 """
+)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")

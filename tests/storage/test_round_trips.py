@@ -7,37 +7,25 @@ waited, so that a chain is looked at a few times, and the shortest counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 
 import numpy as np
 import pytest
 
 import xckpt
-from tests.support.counted_bucket import (
-    CountedBucket,
-    SeenRequest,
-    counted_in_thread,
-    environment_of,
-    kinds,
-    longest_chain,
-)
+from tests.support.counted_bucket import CountedBucket, SeenRequest, kinds, longest_chain
+from tests.support.servers import bucket
 from xckpt.storage.chunks import digests
 from xckpt.storage.commit import keys
+
+__all__ = ["bucket"]
 
 DELAY = 0.06
 URL = "s3://bucket/run/1"
 STATE = {f"w{n}": np.arange(n, n + 500, dtype=np.float32) for n in range(20)}
 PACKED = xckpt.SaveOptions(pack_bytes=1 << 16)
 PLAIN = xckpt.SaveOptions(pack_bytes=0)
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedBucket]:
-    with counted_in_thread() as (bucket, port):
-        for name, value in environment_of(port).items():
-            monkeypatch.setenv(name, value)
-        yield bucket
 
 
 def same(loaded: object, state: dict[str, np.ndarray] = STATE) -> bool:

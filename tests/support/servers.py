@@ -11,17 +11,27 @@ import boto3
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
+from tests.support.counted_bucket import CountedBucket, counted_in_thread, environment_of
 from tests.support.faulty_bucket import FaultyBucket, in_front_of
 from tests.support.gcs_server import GCSServer
 from xckpt.storage.location import forget_contexts
 
-__all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
+__all__ = ["bucket", "environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         yield patch
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedBucket]:
+    """A bucket that notes what it is asked; s3:// leads to it."""
+    with counted_in_thread() as (bucket, port):
+        for name, value in environment_of(port).items():
+            monkeypatch.setenv(name, value)
+        yield bucket
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -99,11 +101,7 @@ class StoredArrays(Mapping[str, Sequence[ZarrArray]]):
         """The array whose chunk has the digest ``chunk``."""
         number = int(np.searchsorted(self.first, chunk, side="right")) - 1
         arrays = self.at(number)
-        low, high = 0, len(arrays)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if arrays[middle].first <= chunk else (low, middle)
-        return arrays[low]
+        return arrays[bisect_right(arrays, chunk, key=attrgetter("first")) - 1]
 
     def at(self, number: int) -> Sequence[ZarrArray]:
         """The arrays of leaf ``number``."""

@@ -28,6 +28,7 @@ from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.reads.items import ReadItems
+from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.array import SMALL_BYTES, digest_bytes
@@ -78,7 +79,7 @@ class Destination:
         """Whether the memory is copied to where it goes in the end; known once it is resolved."""
         self._planner = planner
         self._dtype = dtype
-        self._missing = missing
+        self._missing = Countdown(missing)
         self._resolved: object = None
         """What the planner gave."""
         self._memory: NDArray[np.generic] | None = None
@@ -113,10 +114,8 @@ class Destination:
 
     def landed(self, count: int = 1) -> bool:
         """Count what has come; with the last of it the item is committed, and this is True."""
-        with self._lock:
-            self._missing -= count
-            if self._missing:
-                return False
+        if self._missing.land(count):
+            return False
         memory, resolved = self._memory, self._resolved
         assert memory is not None
         if self.is_scratch:

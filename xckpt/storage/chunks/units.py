@@ -268,13 +268,14 @@ class Placing:
             self._name = draft_name(draft)
         self._values: dict[str, int] = {}
         """The first digest of each long value."""
-        before, counts = list[int](), [0]
+        before, counts, values = list[int](), [0], 0
         if any(isinstance(leaf, BytesEntry) for leaf in manifest.leaves):
             for leaf, first in leaf_firsts(manifest):
                 if isinstance(leaf, BytesEntry):
                     self._values[leaf.name] = first
-                    before.append(first - sum(counts))
+                    before.append(first - values)
                     counts.append(chunks_of(leaf))
+                    values += counts[-1]
         self._before = np.array(before, np.int64)
         """How many chunks of tensors are before each long value."""
         self._shift = np.cumsum(counts)

@@ -191,8 +191,8 @@ def _claim(store: ts.KvStore, target: Location) -> bool:
 def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, full: bool) -> bool:
     """Delete the manifest if it is still the one that was seen; whether it was.
 
-    TensorStore makes a file to lock it, for which a ``full`` disk may have no room; then nobody can
-    commit another one either.
+    TensorStore makes a file to lock it, for which a ``full`` disk may have no room; no save can
+    commit another one then.
     """
     try:
         return bool(answer(store.write(MANIFEST, None, if_equal=generation), target).generation)

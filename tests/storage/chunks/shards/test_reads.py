@@ -11,18 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from tests.support.counted_bucket import (
-    CountedBucket,
-    counted_in_thread,
-    environment_of,
-    kinds,
-)
+from tests.support.counted_bucket import CountedBucket, kinds
 from tests.support.examples import examples
+from tests.support.servers import bucket
 from xckpt.core.geometry.shards import inner
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunks.chunk import ChunkSource
 from xckpt.storage.chunks.shards import reads
 from xckpt.storage.chunks.shards.files import ShardFile, sealed
+
+__all__ = ["bucket"]
 
 W = np.random.default_rng(0).integers(0, 1 << 16, (96, 80), np.uint16)
 STATE = {"w": W, "bools": W > 1 << 15, "columns": W.T, "edge": W[:91, :77]}
@@ -48,14 +46,6 @@ def stored(small_shards: None) -> str:
     url = next(MEMORY)
     xckpt.save(url, STATE, options=OPTIONS)
     return url
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedBucket]:
-    with counted_in_thread() as (bucket, port):
-        for name, value in environment_of(port).items():
-            monkeypatch.setenv(name, value)
-        yield bucket
 
 
 def test_a_shard_in_a_bucket_is_one_request(bucket: CountedBucket) -> None:

@@ -1,4 +1,4 @@
-"""What a save is told of its readers: into how many parts they cut each dimension of a tensor.
+"""What a save knows of its readers: into how many parts they cut each dimension of a tensor.
 
 `parts_of` takes what people have at hand, and nothing of the frameworks is imported: objects are
 known by their attributes.

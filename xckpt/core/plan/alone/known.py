@@ -142,6 +142,6 @@ def _boxes_of(leaf: object) -> Boxes:
 
 
 def _same(one: Boxes, other: Boxes) -> bool:
-    """Whether they are the same boxes, but for such as have no elements."""
+    """Whether they are the same boxes, without those that have no elements."""
     a, b = (unique(boxes.take(np.flatnonzero(boxes.elements > 0)))[0] for boxes in (one, other))
     return a == b
