@@ -9,7 +9,7 @@
    from a bare interpreter: the imports are in it.
 3. Speed: in one process, by turns, the conversion and two plain copies: a load and a save, and a
    conversion without a mapping, which streams. The bar is held against the faster of the two.
-   Everything lies in memory-backed files where there are any, so that the disk is no excuse.
+   Everything lies in memory-backed files where there are any, so that the disk is not an excuse.
 4. Speed beside transformers' own loader: see `oracle_loader`.
 
 ``python -m benchmarks.run --section conversion`` runs this part alone.

@@ -158,8 +158,8 @@ class Checkpoint:
             array["place"] = placed
             placed += prod(array["counts"])
         self.places = b""
-        if placed or self.packs:
-            need(self.packs <= placed, "more packs than chunks in them")
+        if placed or self.packs or self.manifest.get("places"):
+            need(0 < self.packs <= placed, "no packs, or more than chunks in them")
             size = 16 * (self.packs + placed)
             self.places = read_file(self.root / "xckpt.packs/places", size)
             whole = xxhash.xxh3_128_hexdigest(self.places) == self.manifest.get("places")

@@ -110,7 +110,7 @@ def read_json(text: bytes) -> Any:
         if re.search(rb"\\u[dD][89a-fA-F]", text):
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise Broken(f"the manifest is no JSON: {error}") from error
+        raise Broken(f"the manifest is not JSON: {error}") from error
     return found
 
 
@@ -128,7 +128,7 @@ def members_of(pairs: list[tuple[str, Any]], lists: dict[tuple[int, ...], list[i
 def finite(text: str) -> float:
     """A number that JSON has."""
     if not isfinite(float(text)):
-        raise ValueError(f"{text} is no JSON number")
+        raise ValueError(f"{text} is not a JSON number")
     return float(text)
 
 

@@ -8,11 +8,14 @@
    loss: two, three or no data-parallel ranks compute the same gradients, up to float rounding.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +25,8 @@ from torch import nn
 
 from examples.sentences import PAIRS
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-from transformers import BertConfig, BertModel
+if TYPE_CHECKING:
+    from transformers import BertModel
 
 GLOBAL_BATCH = 24
 """Pairs in one optimizer step, over all ranks: two and three ranks get equal parts."""
@@ -54,6 +57,10 @@ def package_folder() -> Path:
 
 def untrained() -> BertModel:
     """A MiniLM with random weights, dropout off and the pooler frozen (no loss reaches it)."""
+    # Here: its import takes seconds.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import BertConfig, BertModel
+
     model = BertModel(BertConfig.from_json_file(package_folder() / "config.json"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith("pooler."))

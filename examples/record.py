@@ -20,7 +20,7 @@ class Record:
 
     tensors: dict[str, np.ndarray]
     values: dict[str, object]
-    """What is no tensor: None, bools, numbers and strings."""
+    """What is not a tensor: None, bools, numbers and strings."""
 
     def add(self, name: str, leaf: object) -> None:
         """Take up one whole leaf."""

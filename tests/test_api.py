@@ -139,8 +139,8 @@ def test_metadata_comes_back(metadata) -> None:
 @pytest.mark.parametrize(
     "metadata, message",
     [
-        ({"loss": float("nan")}, "metadata/loss: nan is no JSON number"),
-        ([1, float("-inf")], "metadata/1: -inf is no JSON number"),
+        ({"loss": float("nan")}, "metadata/loss: nan is not a JSON number"),
+        ([1, float("-inf")], "metadata/1: -inf is not a JSON number"),
         ({"a": {1: 2}}, "metadata/a: the key 1 is a int"),
         ({"a": {1, 2}}, "metadata/a: a builtins.set"),
         (b"x", "metadata: a builtins.bytes"),

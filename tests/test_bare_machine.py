@@ -22,7 +22,7 @@ import xckpt
 
 ROOT = Path(__file__).parent.parent
 SCHEMA = json.loads((ROOT / "xckpt" / "viewer" / "schema.json").read_text())
-HEADING = "## Three commands to look at a checkpoint of yours"
+HEADING = "## Three commands to look at your own checkpoint"
 
 
 def commands() -> list[str]:

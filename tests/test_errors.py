@@ -85,6 +85,9 @@ def test_failed_ranks_are_all_named():
     assert error.failures == tuple(failures)
     assert pickle.loads(pickle.dumps(error)).failures == tuple(failures)
     assert str(RanksFailedError.of("read", failures[:1])).startswith("1 rank failed to read")
+    lost = RankFailure(0, "StorageError", "rank 1 of this host was lost", is_consequence=True)
+    causes_first = str(RanksFailedError.of("read", [lost, *failures])).splitlines()
+    assert [line[4:10] for line in causes_first[1:]] == ["rank 1", "rank 3", "rank 0"]
 
 
 @pytest.mark.parametrize(

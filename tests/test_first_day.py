@@ -92,7 +92,16 @@ def arrays(names: dict[str, Any]) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-@pytest.mark.parametrize("title", [title for title in SECTIONS if title != "FSDP2"])
+ELSEWHERE = ("Flax TrainState", "NNX", "Equinox")
+"""Trees that `tests/jax` saves and resumes in the default tier."""
+JAX = [
+    pytest.param(title, marks=pytest.mark.thorough if title in ELSEWHERE else ())
+    for title in SECTIONS
+    if title != "FSDP2"
+]
+
+
+@pytest.mark.parametrize("title", JAX)
 def test_a_jax_training_resumes(title: str, tmp_path: Path) -> None:
     with chdir(tmp_path):
         half = arrays(run(script(title, 0.5)))

@@ -442,7 +442,7 @@ def test_arguments_that_make_no_sense(
     for step, error in ((-1, ValueError), (True, TypeError), ("3", TypeError)):
         with pytest.raises(error, match="a step is"):
             checkpoints.save(step, {})  # type: ignore[arg-type]
-    for metric, words in (("low", "has to be a number"), (np.ones(2), "is no number")):
+    for metric, words in (("low", "has to be a number"), (np.ones(2), "is not a number")):
         with pytest.raises(TypeError, match=rf"metrics\['loss'\] .*{words}"):
             checkpoints.save(0, {}, metrics={"loss": metric})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="name a metric"):

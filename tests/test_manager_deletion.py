@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import xckpt
+from xckpt.api.load import load
 from xckpt.core.manifest.own_keys import GENERATIONS
-from xckpt.policies import EverySteps, Latest
+from xckpt.policies import EverySteps, Latest, OnSteps
 from xckpt.storage.commit import remove
 from xckpt.storage.commit.remove import Pace, hide_checkpoint
 from xckpt.storage.location import Location, open_store
@@ -97,6 +98,28 @@ def test_a_load_during_which_its_step_goes_says_so(
     monkeypatch.setattr(ZarrStorageReader, "read_data", late)
     with pytest.raises(xckpt.XckptError, match="was deleted while it was read"):
         xckpt.load(tmp_path / "step-1")
+
+
+@pytest.mark.parametrize("kept", [[], [0]])
+def test_a_newest_that_goes_while_it_is_restored_has_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: list[int]
+) -> None:
+    keep = [Latest(1), OnSteps(kept)]
+    with xckpt.CheckpointManager(tmp_path, save=EverySteps(1), keep=keep) as training:
+        training.save(0, {"step": 0})
+        training.save(1, {"step": 1})
+        training.wait()
+
+        def late(path: str, *arguments: Any, **options: Any) -> Any:
+            if path.endswith("1"):
+                training.save(2, {"step": 2})
+                training.wait()
+            return load(path, *arguments, **options)
+
+        monkeypatch.setattr("xckpt.api.run.reading.load", late)
+        evaluation = xckpt.CheckpointManager(tmp_path)
+        assert evaluation.restore()["step"] == 2 and evaluation.skipped == ()
+    assert numbers(evaluation.steps()) == [*kept, 2]
 
 
 def test_what_the_storage_refuses_is_tried_again(

@@ -110,7 +110,9 @@ def test_a_temporary_root_that_is_lost_is_no_error(
     second.write_text("another file")
     with caplog.at_level(logging.WARNING, "xckpt"):
         assert two_roots(tmp_path, str(second)).restore()["step"] == 4
-    assert "are passed over" in caplog.text
+    assert f"are passed over: {second} is a file; a run takes a folder" in caplog.text
+    with pytest.raises(xckpt.StorageError, match="is a file; a run takes a folder"):
+        xckpt.CheckpointManager(second).latest()
 
 
 def test_a_failed_kept_save_is_made_up_for_beside_temporary_ones(tmp_path: Path) -> None:
@@ -208,6 +210,31 @@ def test_in_a_bucket_a_step_of_orbax_needs_its_mark() -> None:
         store.write(key, b"{}").result()
     [found] = xckpt.CheckpointManager(root).steps()
     assert (found.number, found.format) == (4, "orbax")
+
+
+@pytest.mark.parametrize("place", ["folder", "memory"])
+def test_an_item_of_xckpt_in_a_step_of_orbax_is_the_step(place: str, tmp_path: Path) -> None:
+    root = str(tmp_path) if place == "folder" else f"memory://manager-items-{next(_roots)}"
+    store = open_store(Location.parse(root))
+    for step in (3, 5, 7):
+        # With what a run knows: Orbax decides all the same what stays.
+        xckpt.save(f"{root}/{step}/default", state_of(step), metadata={"run": {"time": 1.0}})
+        for name in ("_CHECKPOINT_METADATA", "commit_success.txt"):
+            store.write(f"{step}/{name}", b"{}").result()
+    xckpt.save(f"{root}/7/other", state_of(7))  # of two items none is the state
+    store.write("5/default/w/c/0", b"").result()
+    with xckpt.CheckpointManager(root, save=EverySteps(1), keep=lambda _: ()) as checkpoints:
+        found = checkpoints.steps()
+        assert [(each.number, each.format) for each in found] == [(n, "orbax") for n in (3, 5, 7)]
+        assert not any(each.managed for each in found)
+        with pytest.warns(UserWarning, match=r"step 3 was restored.*step 7.*step 5"):
+            assert checkpoints.restore(state_of(0))["step"] == 3
+        assert checkpoints.save(4, state_of(4))
+        with pytest.raises(ValueError, match=r"was written by another library .orbax."):
+            checkpoints.delete(3)
+    assert numbers(checkpoints.steps()) == [3, 4]
+    checkpoints.reload()
+    assert numbers(checkpoints.steps()) == [3, 4, 5, 7]
 
 
 def test_restore_into_and_metadata(tmp_path: Path) -> None:

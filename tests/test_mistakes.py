@@ -63,7 +63,7 @@ def test_a_folder_of_step_folders(saved: Path) -> None:
 def test_a_save_that_was_cut_off(tmp_path: Path) -> None:
     (tmp_path / ".step_5.saving-1a").mkdir()
     message = said(xckpt.NotACheckpointError, lambda: xckpt.open(tmp_path / "step_5"))
-    assert "a save to it goes on, or was cut off before its commit" in message
+    assert "a save to it is running or was cut off before its commit" in message
 
 
 def test_a_path_that_is_taken(saved: Path) -> None:
@@ -74,8 +74,8 @@ def test_a_path_that_is_taken(saved: Path) -> None:
 def test_a_scheme_that_is_not_supported() -> None:
     message = said(xckpt.StorageError, lambda: xckpt.load("hf://org/model"))
     assert message == (
-        "hf://org/model: the scheme 'hf' is not supported; give a local path, or file://, "
-        "memory://, s3:// or gs://"
+        "hf://org/model: the scheme 'hf' is not supported; download it and give a local path, "
+        "or give file://, memory://, s3:// or gs://"
     )
 
 

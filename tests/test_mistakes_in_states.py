@@ -239,8 +239,8 @@ def test_a_folder_with_other_files(tmp_path: Path) -> None:
 def test_a_scheme_of_the_web() -> None:
     for call in (lambda: xckpt.load("https://a/b"), lambda: xckpt.save("https://a/b", {"n": 1})):
         assert said(xckpt.StorageError, call) == (
-            "https://a/b: the scheme 'https' is not supported; give a local path, or file://, "
-            "memory://, s3:// or gs://"
+            "https://a/b: the scheme 'https' is not supported; download it and give a local path, "
+            "or give file://, memory://, s3:// or gs://"
         )
 
 

@@ -159,8 +159,8 @@ print(extra(lambda: xckpt.load(path)))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to measure memory")
 def test_memory_is_shared_and_not_copied(tmp_path: Path) -> None:
-    """Saving and loading 512 MiB needs less than 256 MiB over the state, or over the targets."""
-    size, more = 512 << 20, 256 << 20
+    """Saving and loading 384 MiB needs less than 256 MiB over the state, or over the targets."""
+    size, more = 384 << 20, 256 << 20
     command = [sys.executable, "-c", PEAK, str(tmp_path / "ckpt"), str(size)]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

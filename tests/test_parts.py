@@ -166,7 +166,7 @@ def test_numpy_by_name_is_the_default(tmp_path: Path) -> None:
         ({"framework": "jax", "device": "cpu:one"}, ValueError, "JAX has no such device here"),
         ({"framework": "torch", "device": "cpux"}, ValueError, "torch has no such device here"),
         ({"framework": "torch", "device": "vulkan"}, ValueError, "torch has no such device here"),
-        ({"framework": "jax", "planner": DefaultLoadPlanner()}, ValueError, "planners of one's"),
+        ({"framework": "jax", "planner": DefaultLoadPlanner()}, ValueError, "your own planner"),
         ({"at": "modle"}, xckpt.TreeMismatchError, "did you mean model"),
     ],
 )

@@ -93,6 +93,24 @@ def test_nothing_done_yet_has_no_time_left(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+def test_another_unit_has_a_speed_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """A conversion proves its mapping leaf by leaf, then it moves bytes."""
+    clock = Clock()
+    with ProgressBar("convert", clock) as bar:
+        for seconds, now in (
+            (10.0, xckpt.Progress(50, 100, "leaves")),
+            (20.0, xckpt.Progress(0, 400)),
+            (30.0, xckpt.Progress(100, 400)),
+        ):
+            clock.now = seconds
+            bar(now)
+    assert capsys.readouterr().err.splitlines() == [
+        "convert: 50%, 50 of 100 leaves, 5/s, 0:00:10 left",
+        "convert: 0%, 0 B of 400 B, 0 B/s, time left unknown",
+        "convert: 25%, 100 B of 400 B, 10 B/s, 0:00:30 left",
+    ]
+
+
 @given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 1 << 40)), max_size=30))
 def test_lines_of_a_log_are_ten_seconds_apart(steps: list[tuple[float, int]]) -> None:
     """And the last byte may have one more."""
@@ -118,7 +136,7 @@ def test_a_bar_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with ProgressBar("save") as bar:
         bar(xckpt.Progress(1, 2))
-    assert "50%" in terminal.getvalue() or "1/2 bytes" in terminal.getvalue()
+    assert "1 B of 2 B" in terminal.getvalue()
     assert not re.search(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38|48)", terminal.getvalue())
 
 
@@ -166,6 +184,39 @@ def test_the_view_of_a_pair_has_progress(
     capsys.readouterr()
     xckpt.view(first, diff=second, options=xckpt.LoadOptions(progress=True))
     assert capsys.readouterr().err.startswith("compare: ")
+
+
+def test_deletions_count_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    state = {f"w{number}": np.ones(3) for number in range(40)}
+    xckpt.save(tmp_path / "ckpt", state, options=xckpt.SaveOptions(pack_bytes=0))
+    seen: list[xckpt.Progress] = []
+    xckpt.delete(tmp_path / "ckpt", options=xckpt.LoadOptions(progress=seen.append))
+    # Of each leaf its chunk, its zarr.json and two folders; then the digests and the root's.
+    assert seen[-1] == xckpt.Progress(40 * 4 + 2, 40 * 4 + 2, "files")
+    assert len(seen) == 6
+    for kind in ("dead", "later"):
+        generation = tmp_path / kind / ".generations" / "0123456789abcdef"
+        xckpt.save(tmp_path / kind, state)
+        generation.mkdir(parents=True)
+        for name in "abc":
+            (generation / name).write_bytes(b"left")
+    seen.clear()
+    options = xckpt.LoadOptions(progress=seen.append)
+    assert len(xckpt.gc(tmp_path, dry_run=True, options=options)) == 2
+    assert not seen
+    assert all(left.removed for left in xckpt.gc(tmp_path, older_than=0, options=options))
+    assert seen == [xckpt.Progress(3, 6, "files"), xckpt.Progress(6, 6, "files")]
+
+
+def test_the_commands_that_delete_have_progress(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("xckpt.progress_bar.PATIENCE", 0.0)
+    xckpt.save(tmp_path / "ckpt", STATE)
+    done = CliRunner().invoke(commands, ["rm", "-y", str(tmp_path / "ckpt")])
+    assert re.fullmatch(
+        r"deleting: 100%, (\d+) of \1 files, [\d,]+/s, after 0:00:00\n", done.stderr
+    )
 
 
 def test_only_one_rank_draws() -> None:

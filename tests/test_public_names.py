@@ -20,6 +20,7 @@ ERRORS = {
     "ManifestError",
     "MappingError",
     "NotACheckpointError",
+    "PathError",
     "PlanError",
     "Problem",
     "RankFailure",
@@ -107,8 +108,8 @@ SIGNATURES = {
     "diff": "first, second, *, values=False, options=None",
     "open": "path, *, options=None",
     "exists": "path",
-    "gc": "path, *, dry_run=False, older_than=None",
-    "delete": "path",
+    "gc": "path, *, dry_run=False, older_than=None, options=None",
+    "delete": "path, *, options=None",
     "copy": "source, target, *, overwrite=False, options=None",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
     " no_dist=False, planner=None",

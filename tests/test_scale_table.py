@@ -66,6 +66,14 @@ def printed(shown: Table) -> str:
     return said.get()
 
 
+def test_ranks_that_plan_alone_have_rows_of_their_own() -> None:
+    (case,) = RESULTS["scale"]
+    said = table({"scale": [case, case | {"gathered": False, "tensors": 2000}]})
+    assert "plan 10 ranks x 2,000 tensors, each rank alone: first save, again, s" in said
+    assert said.count("commit") == 1 and "| its commit, s | 1.00, 1.00 |" in said
+    assert "but for its writing, s | 0.100, 0.100 |" in said
+
+
 def test_all_rows() -> None:
     said = table(RESULTS)
     plan = "| plan 10 ranks x 1,000 tensors, the coordinator: first save, again, s | 0.25, 0.01 "

@@ -7,7 +7,7 @@
 
 In between lie plain zarr chunks that any zarr reader opens. See `save`, `save_async`, `load`,
 `load_into`, `open`, the errors, and `CheckpointManager` for all the checkpoints of a run;
-`save_state_dict` and `load_state_dict` take storages and planners of one's own.
+`save_state_dict` and `load_state_dict` take your own storages and planners.
 """
 
 import contextlib
@@ -49,6 +49,7 @@ from xckpt.errors import (
     MappingError,
     NoGroupError,
     NotACheckpointError,
+    PathError,
     PlanError,
     Problem,
     RankFailure,
@@ -76,8 +77,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The first save is not to wait for these imports. An adapter that cannot be imported says so to
-# those who need it.
+# The first save should not wait for these imports. An adapter that cannot be imported raises an
+# error when it is needed.
 with contextlib.suppress(Exception):
     loaded_adapters()
 # A planner that is driven by hand knows the same frameworks.
@@ -103,6 +104,7 @@ __all__ = [
     "Metrics",
     "NoGroupError",
     "NotACheckpointError",
+    "PathError",
     "PerRank",
     "PlanError",
     "Problem",
@@ -138,7 +140,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load what takes its time when it is first named: submodules, runs, types of a checkpoint.
+    """Load slow imports when they are first named: submodules, runs, types of a checkpoint.
 
     TensorStore is loaded with `storage` and with those types, and not before.
     """
@@ -148,6 +150,6 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("xckpt.storage.checkpoint").Checkpoint
     if name == "StoredArray":
         return importlib.import_module("xckpt.storage.stored_array").StoredArray
-    if name in ("adapters", "metadata", "planner", "policies", "storage"):
+    if name in ("adapters", "convert", "metadata", "planner", "policies", "staging", "storage"):
         return importlib.import_module(f"xckpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

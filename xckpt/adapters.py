@@ -1,4 +1,4 @@
-"""Leaves of one's own: how a class of arrays that xckpt does not know is saved and loaded.
+"""Custom leaves: how a class of arrays that xckpt does not know is saved and loaded.
 
 1. `ArrayAdapter` is for arrays that a process holds whole: subclass it, name the classes, and say
    how an array is made of NumPy's (`ArrayAdapter.from_numpy`). The rest has defaults.
@@ -87,7 +87,7 @@ class _WholeTarget(HostBuffers):
 class ArrayAdapter(Adapter[Leaf]):
     """An adapter for arrays that a process holds whole, on the host or on a device.
 
-    A subclass sets `leaves` and overrides `from_numpy`. The defaults ask of an array:
+    A subclass sets `leaves` and overrides `from_numpy`. The defaults need from an array:
 
     - ``shape``, and a ``dtype`` that NumPy understands (else override `dtype_of`);
     - ``__dlpack__`` or ``__array__`` on memory that NumPy can reach (else override `to_numpy`);

@@ -16,7 +16,8 @@
     ├── LeafTooLargeError        (also a MemoryError)        not enough memory to load a leaf
     ├── NoGroupError             (also a RuntimeError)       several processes that nothing joins
     ├── StorageError             (also an OSError)           the disk or the bucket refused
-    │   └── CheckpointReplacedError                          another save came while it was read
+    │   ├── CheckpointReplacedError                          another save came while it was read
+    │   └── PathError            (also a ValueError)         the path names no place
     └── RanksFailedError         (also a RuntimeError)       several causes, or lost ranks
 
 Errors that can have several causes carry them all in ``problems``: lines that say as values which
@@ -29,7 +30,7 @@ A failure has the same class on one rank and on many:
    rank raises that cause's class: ``except NotACheckpointError`` catches it on 2 ranks too. Its
    ``failures`` say what happened on which rank; in a group of one there are none. A rank that
    stopped only since another had (they share reads) is no cause.
-2. `RanksFailedError` stands for mixed causes, for lost ranks, and for classes that others lack.
+2. `RanksFailedError` is for mixed causes, for lost ranks, and for classes that other ranks lack.
 3. A TypeError, a ValueError, a MemoryError or an OSError of all failing ranks is raised as such,
    and its ``__cause__`` is the `RanksFailedError` with the ``failures``.
 """
@@ -52,6 +53,7 @@ __all__ = [
     "MappingError",
     "NoGroupError",
     "NotACheckpointError",
+    "PathError",
     "PlanError",
     "Problem",
     "RankFailure",
@@ -65,7 +67,7 @@ __all__ = [
 ]
 
 SHOWN_PROBLEMS = 20
-"""How many problems a message spells out; ``problems`` always holds all of them."""
+"""How many problems a message lists; ``problems`` always holds all of them."""
 
 
 class XckptError(Exception):
@@ -87,7 +89,7 @@ class XckptError(Exception):
     failures: tuple[RankFailure, ...] = ()
     """What happened on each rank that failed; empty in a group of one."""
     is_consequence: bool = False
-    """Whether this rank failed only since another had; the other's error says why."""
+    """Whether this rank failed only because another had; the other's error says why."""
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
         super().__init__(printable_lines(message))
@@ -127,7 +129,7 @@ class VersionError(ManifestError):
 
 
 class UnsafePickleError(ManifestError):
-    """A pickle in another library's checkpoint names a class that it must not; nothing was run."""
+    """A pickle of another library names a class that is not allowed; nothing was run."""
 
 
 class CorruptCheckpointError(XckptError, ValueError):
@@ -178,6 +180,10 @@ class CheckpointReplacedError(StorageError):
     """
 
 
+class PathError(StorageError, ValueError):
+    """The path names no place: it is empty, a URL without a bucket, or of an unknown scheme."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """What went wrong on one rank."""
@@ -197,7 +203,7 @@ class RankFailure:
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> RankFailure:
-        """What an exception says, as text that can be sent.
+        """An exception as text that can be sent.
 
         Example:
             >>> failure = RankFailure.of(1, BlockingIOError("busy"))
@@ -235,7 +241,7 @@ class RanksFailedError(XckptError, RuntimeError):
         failures = tuple(failures)
         ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
         said: dict[tuple[str, str], list[int]] = {}
-        for failure in failures:
+        for failure in sorted(failures, key=lambda each: each.is_consequence):  # causes first
             said.setdefault((failure.kind, failure.message), []).append(failure.rank)
         error = cls.listing(
             f"{ranks} failed to {step}",
@@ -267,10 +273,10 @@ class RanksFailedError(XckptError, RuntimeError):
 
 
 def _of_ranks(ranks: Sequence[int], kind: str, text: str) -> Problem:
-    """What several ranks said alike."""
+    """A message that several ranks share."""
     if len(ranks) == 1:
         return Problem(rank=ranks[0], kind=kind, text=text)
-    return Problem(kind=kind, text=text, line=f"{spelled_ranks(ranks)}: {kind}: {text}")
+    return Problem(kind=kind, text=text, line=f"{ranks_in_words(ranks)}: {kind}: {text}")
 
 
 def _classes() -> dict[str, type[Exception]]:
@@ -282,15 +288,15 @@ def _classes() -> dict[str, type[Exception]]:
 
 
 def _sendable(text: str) -> str:
-    # What could not be sent would leave the other ranks waiting.
+    # An error that could not be sent would leave the other ranks waiting.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def spelled_ranks(ranks: Sequence[int]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
     """Ranks in words, runs of them shortened.
 
     Example:
-        >>> spelled_ranks([3]), spelled_ranks([0, 1, 2, 3, 7])
+        >>> ranks_in_words([3]), ranks_in_words([0, 1, 2, 3, 7])
         ('rank 3', 'ranks 0-3, 7')
     """
     runs: list[list[int]] = []

@@ -4,32 +4,33 @@ At each step of the training loop `CheckpointManager.save`
 
 1. has all ranks decide together (`xckpt.engine.run.decision`): the coordinator asks the policies;
 2. raises the failure of the save in the background, if that has ended by one;
-3. takes note of a save that has ended well, and deletes what no policy keeps;
+3. records a save that has succeeded, and deletes what no policy keeps;
 4. begins a save in the background, if one is due (`xckpt.save_async`).
 
 The steps are carried out in `xckpt.api.run`, where also lies what the manager looks at and restores
 (`xckpt.api.run.reading`).
 
-All that is known of a step lies in its checkpoint's metadata (`xckpt.core.run.record`).
+Everything known about a step is in its checkpoint's metadata (`xckpt.core.run.record`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Self, SupportsFloat
+from typing import Final, NoReturn, Self, SupportsFloat, SupportsIndex
 
 from xckpt.api.run.folder import RunFolder
 from xckpt.api.run.reading import RunReading
 from xckpt.api.run.root import RunRoot
 from xckpt.api.run.saves import Rules, RunSaves
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, found, raised_on_all_ranks
 from xckpt.core.metadata import JSONValue
 from xckpt.core.run.bases import FULL_EVERY, Bases
-from xckpt.core.run.names import DIGITS, MOST_STEPS
+from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import BY_DEFAULT, KEEP_BY_DEFAULT, KeepPolicy, SavePolicy
-from xckpt.core.run.temporary import Temporary, checked_policies
-from xckpt.engine.adapters import find_group
-from xckpt.engine.ranks.group import Group, TorchProcesses
+from xckpt.core.run.temporary import Temporary, keep_policies, save_policies
+from xckpt.engine.adapters import GroupFinder
+from xckpt.engine.ranks.group import Group, TorchProcesses, operation
+from xckpt.engine.run.decision import agreed_step
 from xckpt.options import LoadOptions, SaveOptions, checked_options
 
 __all__ = ["CheckpointManager"]
@@ -53,21 +54,21 @@ class CheckpointManager(RunReading):
             to step numbers. By default all. The newest step is always kept, and so are steps that
             no manager wrote.
         temporary: a second root, a path or a `xckpt.policies.Temporary`, for steps that only its
-            policies save: on a fast disk, or in a bucket that forgets old files. All ranks have to
-            see it; that it is lost, or lacks steps, is no error.
+            policies save: on a fast disk, or in a bucket that forgets old files. All ranks must see
+                it; losing it, or steps in it, is not an error.
         delete_rate: most files, or keys, that are deleted a second while training goes on; None for
-            as many as go. Where the end is waited for, there is no limit.
+            no limit. While a caller waits for the end, there is no limit either.
         full_every: a save shares what did not change with the step before, see ``base`` of
-            `xckpt.save`; every so many saves one writes everything, so that damage to a shared file
-            does not last. 1: all do; None: only the first.
-        group: the ranks of the run; see `xckpt.save`.
-        timeout: see `xckpt.save`.
-        options: for each save.
-        load_options: for each `restore`.
+            `xckpt.save`; one save in ``full_every`` writes everything, so that damage to a shared
+        file does not last. 1: all do; None: only the first. group: the ranks of the run; see
+        `xckpt.save`. timeout: see `xckpt.save`. options: for each save. load_options: for each
+        `restore`.
 
     Raises:
         StorageError: the root cannot be listed.
-        TypeError: an argument makes no sense; it is named.
+        PlanError: the ranks name different roots.
+        TypeError, ValueError: an argument makes no sense; it is named. As any other error, every
+            rank raises it, with the rank on which it was wrong.
 
     Example:
         >>> import numpy as np, xckpt
@@ -97,27 +98,29 @@ class CheckpointManager(RunReading):
         options: SaveOptions | None = None,
         load_options: LoadOptions | None = None,
     ) -> None:
-        check_path(root, "CheckpointManager(root)")
-        rules = [
-            Rules(
-                checked_policies("CheckpointManager(save=)", save),
-                checked_policies("CheckpointManager(keep=)", keep),
-            )
-        ]
-        second = None
-        if temporary is not None:
-            if not isinstance(temporary, Temporary):
-                temporary = Temporary(temporary)
-            check_path(temporary.root, "CheckpointManager(temporary=)")
-            second = RunRoot(temporary.root, _rate(delete_rate), temporary=True)
-            rules.append(Rules(*temporary.policies))
-        ranks = find_group(group, timeout=timeout)
-        folder = RunFolder(ranks, RunRoot(root, _rate(delete_rate)), second)
-        options = checked_options(options, SaveOptions, "CheckpointManager")
-        saves = RunSaves(folder, rules, options, Bases(_count(full_every)))
-        super().__init__(
-            folder, saves, checked_options(load_options, LoadOptions, "CheckpointManager")
-        )
+        find = GroupFinder(group, timeout=timeout)
+        with raised_on_all_ranks(find):
+            check_path(root, "CheckpointManager(root)")
+            rules = [
+                Rules(
+                    save_policies("CheckpointManager(save=)", save),
+                    keep_policies("CheckpointManager(keep=)", keep),
+                )
+            ]
+            first, second = RunRoot(root, _rate(delete_rate)), None
+            if temporary is not None:
+                if not isinstance(temporary, Temporary):
+                    temporary = Temporary(temporary)
+                check_path(temporary.root, "CheckpointManager(temporary=)")
+                second = RunRoot(temporary.root, _rate(delete_rate), temporary=True)
+                rules.append(Rules(*temporary.policies))
+            options = checked_options(options, SaveOptions, "CheckpointManager")
+            load_options = checked_options(load_options, LoadOptions, "CheckpointManager")
+            bases = Bases(_count(full_every))
+        ranks = found(find)
+        _check_alike(ranks, first)
+        folder = RunFolder(ranks, first, second)
+        super().__init__(folder, RunSaves(folder, rules, options, bases), load_options)
 
     def __repr__(self) -> str:
         kept, *others = self._folder.roots
@@ -128,7 +131,7 @@ class CheckpointManager(RunReading):
 
     @property
     def preempted(self) -> bool:
-        """Whether a rank was asked to end (SIGTERM), so that the run should stop.
+        """Whether a rank was asked to end (SIGTERM): the run should stop.
 
         `save` and `should_save` ask all ranks; all have the same answer.
         """
@@ -140,17 +143,17 @@ class CheckpointManager(RunReading):
         last = self._saves.last
         return 0 if last is None else last.number + 1
 
-    def should_save(self, step: int) -> bool:
+    def should_save(self, step: SupportsIndex) -> bool:
         """Whether `save` would save at this step; collective, and decided once for both.
 
         Raises:
             XckptError: the save in the background has failed.
         """
-        return self._saves.foresee(_step(step))
+        return self._saves.preview(step)
 
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         state: object,
         metrics: Mapping[str, SupportsFloat] | None = None,
         *,
@@ -163,10 +166,10 @@ class CheckpointManager(RunReading):
         last save. Nothing is deleted before its successor is committed.
 
         Args:
-            step: the number of the step that was done, from 0 on.
+            step: the number of the finished step, from 0 on.
             state: see `xckpt.save_async`; it may be changed when this returns.
             metrics: numbers of this step, for policies and records; the coordinator's are stored.
-            metadata: what else to keep with the step: a dict that JSON can express; see
+            metadata: further data to keep with the step: a dict that JSON can express; see
                 `xckpt.save`. The key ``"run"`` is the manager's.
             force: save whatever the policies say.
 
@@ -176,14 +179,15 @@ class CheckpointManager(RunReading):
         Raises:
             XckptError: the save before has failed; nothing was begun.
             PlanError: the ranks are at different steps.
-            TypeError: ``metadata`` is no dict, or has a key ``"run"``; a metric is no number.
+            TypeError, ValueError: on some rank ``step`` is not a step, a metric no number, or
+                ``metadata`` no dict or one with a key ``"run"``; nothing was begun.
         """
-        decision = self._saves.decide(_step(step), force=force)
+        decision = self._saves.decide(step, force=force)
         if decision.due:
-            self._saves.begin(step, state, metrics or {}, metadata, decision)
+            self._saves.begin(step, state, metrics, metadata, decision)
         return decision.due
 
-    def delete(self, step: int) -> None:
+    def delete(self, step: SupportsIndex) -> None:
         """Delete a step, whatever the policies say; collective.
 
         Raises:
@@ -191,8 +195,11 @@ class CheckpointManager(RunReading):
             ValueError: it is the only good one.
             StorageError: the storage refused.
         """
+        what = "delete a step; nothing was deleted"
+        number = agreed_step(self._folder.group, what, lambda: checked_step(step))
         self._saves.settle()
-        self._folder.delete(step)
+        assert number is not None
+        self._folder.delete(number)
 
     def wait(self) -> None:
         """Wait for the save in the background, and for what is being deleted.
@@ -202,20 +209,44 @@ class CheckpointManager(RunReading):
         """
         self._saves.wait()
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            f"{self!r} belongs to its process and cannot be pickled or copied: pass its root on, "
+            f"and make a CheckpointManager there"
+        )
+
     def __enter__(self) -> Self:
-        self._saves.signal.watch()
-        self._folder.collect()
+        self._saves.enter()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._saves.leave(error)
 
 
+def _check_alike(ranks: Group, root: RunRoot) -> None:
+    """Refuse a run whose ranks have other roots, or of which some have wrong arguments.
+
+    Raises:
+        XckptError: they have.
+    """
+    if ranks.size > 1:
+        # A run of one process does not need it.
+        from xckpt.engine.ranks.compare import compare_ranks
+
+        with operation(ranks):
+            compare_ranks(ranks, {"root": repr(root.location)})
+
+
 def _rate(rate: float | None) -> float | None:
     """Files a second.
 
     Raises:
-        TypeError, ValueError: it is no rate.
+        TypeError, ValueError: it is not a rate.
     """
     if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
         raise TypeError(f"delete_rate is a number of files a second, not a {type(rate).__name__}")
@@ -235,16 +266,3 @@ def _count(full_every: int | None) -> int | None:
     if full_every is not None and full_every < 1:
         raise ValueError(f"full_every is 1 or more saves, not {full_every}")
     return full_every
-
-
-def _step(step: object) -> int:
-    """A step number.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
-    if not isinstance(step, int) or isinstance(step, bool):
-        raise TypeError(f"a step is an int, not a {type(step).__name__}")
-    if not 0 <= step < MOST_STEPS:
-        raise ValueError(f"a step is a number from 0 to 10**{DIGITS} - 1, not {step}")
-    return step

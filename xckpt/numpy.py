@@ -1,4 +1,4 @@
-"""NumPy's adapter: the reference, and the smallest that an adapter can be.
+"""NumPy's adapter: the reference, and the smallest possible adapter.
 
 A NumPy array is one shard, the whole, that every process holds. NumPy scalars (``np.float32(1)``)
 are 0-d arrays.
@@ -16,7 +16,7 @@ from xckpt.core.adapter import Adapter
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.strides import is_one_to_one
-from xckpt.core.leaf import Copyable, HostSource, TargetPlace
+from xckpt.core.leaf import Copyable, Extent, HostSource, TargetPlace
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.plan.new_leaves import weightless
 from xckpt.errors import UnsupportedLeafError
@@ -30,11 +30,20 @@ class ArrayTarget:
     dtype: str
     array: NDArray[np.generic] | None = None
     annotation: str = ""
+    in_place: bool = False
 
     @property
     def boxes(self) -> Boxes:
         """The whole."""
         return Boxes.whole(self.shape)
+
+    def extent(self, index: int) -> Extent | None:
+        """Where the caller's own array is."""
+        array = self.array
+        if array is None or not self.in_place:
+            return None
+        start: int = array.__array_interface__["data"][0]
+        return Extent(start, array.shape, array.strides, array.itemsize)
 
     def buffer(self, index: int) -> NDArray[np.generic]:
         """The whole array, allocated at the first call."""
@@ -107,7 +116,7 @@ class NumpyAdapter(Adapter[Leaf]):
                 f"{name}: several elements of this array of shape {like.shape} and strides "
                 f"{like.strides} are one in memory; load into a copy() of it"
             )
-        return ArrayTarget(like.shape, dtype, like)
+        return ArrayTarget(like.shape, dtype, like, in_place=True)
 
     def like(self, stored: TensorStorageMetadata, name: str, place: TargetPlace) -> Leaf:
         """An array of the stored shape and dtype, all of whose elements are one.

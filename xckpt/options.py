@@ -1,6 +1,5 @@
-"""What a caller can tune: sizes, threads, memory, progress, how long a storage may take.
-
-Options are checked when they are made, so that a wrong one names itself.
+"""Options of a caller: sizes, threads, memory, progress, how long a storage may take. They are
+checked when they are made, so that an error names the wrong option.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 from typing import Final, Literal, TypeVar, cast
 
 from xckpt.core.geometry.shards.hint import Readers, parts_of
+from xckpt.core.names import check_dimension_names
 from xckpt.core.text.shown import brief
 from xckpt.progress import Metrics, Progress
 
@@ -45,7 +45,7 @@ MOST_CHUNK_BYTES = 1 << 29
 
 
 def _check_number(options: object, name: str, least: int, most: int | None = None) -> None:
-    """Refuse what is no int in ``[least, most]``: a number of threads or of bytes."""
+    """Refuse a value that is not an int in ``[least, most]``: a number of threads or of bytes."""
     value: object = getattr(options, name)
     if value is None and name in ("threads", "pack_bytes"):
         return
@@ -59,7 +59,7 @@ def _check_number(options: object, name: str, least: int, most: int | None = Non
 
 
 def _check_flags(options: object, *names: str) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse a value that is neither True nor False."""
     for name in names:
         value: object = getattr(options, name)
         if not isinstance(value, bool):
@@ -67,7 +67,7 @@ def _check_flags(options: object, *names: str) -> None:
 
 
 def _check_functions(options: object, **takes: str) -> None:
-    """Refuse what is neither callable nor None; ``takes`` says what each option takes."""
+    """Refuse a value that is neither callable nor None; ``takes`` describes the functions."""
     for name, what in takes.items():
         value: object = getattr(options, name)
         if value is not None and not callable(value):
@@ -100,7 +100,7 @@ class StorageOptions:
     """How often and how long a storage is asked: a part of `SaveOptions` and of `LoadOptions`.
 
     Each of these is None by default: then the variable of the environment counts, and without one
-    the default that stands here. Local files are never asked twice.
+        the default given here. Local files are never asked twice.
 
     Example:
         >>> SaveOptions(retries=0, timeout=600).timeout
@@ -116,8 +116,8 @@ class StorageOptions:
     their process group says."""
     request_timeout: float | None = None
     """Seconds without any answer of a bucket after which it counts as dead, and the call fails:
-    ``XCKPT_REQUEST_TIMEOUT``, 60. A request that moves no byte for so long is made again; for that
-    the first bucket that a process uses decides."""
+    ``XCKPT_REQUEST_TIMEOUT``, 60. A request that moves no byte for that long is made again; the
+    value at a process's first use of a bucket counts for that."""
     concurrency: int | None = None
     """Requests that are under way at a time, of a bucket, or of the files that TensorStore reads
     and writes: ``XCKPT_CONCURRENCY``; 128 of a bucket, for files TensorStore's own choice."""
@@ -148,7 +148,8 @@ def _check_limit(where: str, name: str, kind: type[int] | type[float], value: ob
 
 
 def storage_option(options: StorageOptions | None, name: str) -> float | None:
-    """An option of `StorageOptions`: as given, or else of the environment; None if of neither.
+    """An option of `StorageOptions`: as given, or else from the environment; None if neither has
+    it.
 
     Raises:
         ValueError: the environment has no such number.
@@ -243,12 +244,13 @@ class SaveOptions(StorageOptions):
         _check_flags(self, "crc32c", "verify_base", "many_objects")
         if self.compare_replicas is not None:
             _check_flags(self, "compare_replicas")
+        check_dimension_names(self.dimension_names)
         _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
         _check_progress(self)
 
     @property
     def cuts(self) -> int | tuple[int, ...]:
-        """What `readers` was made when it was checked: numbers of parts."""
+        """`readers` as numbers of parts, as it was checked."""
         return cast(int | tuple[int, ...], self.readers)
 
 
@@ -290,10 +292,8 @@ class LoadOptions(StorageOptions):
         if not isinstance(self.share_reads, str):
             _check_flags(self, "share_reads")
         elif self.share_reads not in ("host", "job"):
-            raise ValueError(
-                f"{_where(self, 'share_reads')} takes True, False, 'host' or 'job', not "
-                f"{_shown(self.share_reads)}"
-            )
+            takes = f"takes True, False, 'host' or 'job', not {_shown(self.share_reads)}"
+            raise ValueError(f"{_where(self, 'share_reads')} {takes}")
         if self.host is not None and not isinstance(self.host, str):
             raise TypeError(f"{_where(self, 'host')} takes a name or None, not {_shown(self.host)}")
         _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
@@ -318,12 +318,12 @@ def with_progress(options: Options, doing: str, rank: int) -> Iterator[Options]:
 
 
 def is_watched(options: SaveOptions | LoadOptions) -> bool:
-    """Whether a call is to be timed: there is a metrics function, or the log takes INFO."""
+    """Whether a call is timed: there is a metrics function, or the log level is INFO."""
     return options.metrics is not None or logging.getLogger("xckpt").isEnabledFor(logging.INFO)
 
 
 def checked_options(options: object, kind: type[Options], call: str) -> Options:
-    """The options of a call, or those that hold where it is given none.
+    """The options of a call, or the defaults if it has none.
 
     Args:
         options: what the caller passed.
@@ -331,7 +331,7 @@ def checked_options(options: object, kind: type[Options], call: str) -> Options:
         call: what takes them, for the message.
 
     Raises:
-        TypeError: they are of another type.
+        TypeError: they have another type.
 
     Example:
         >>> checked_options(None, SaveOptions, "save") == SaveOptions()

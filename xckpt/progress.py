@@ -1,4 +1,4 @@
-"""What a save or a load says of itself: bytes as it goes, and a summary at the end."""
+"""Reports of a call: bytes or files as it goes, and a summary of a save or load."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ __all__ = ["Metrics", "Progress"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How many bytes this rank has written or read so far."""
+    """How far a call is on this rank: most count the bytes that they have written or read."""
 
     done: int
-    """Bytes written or read and verified."""
+    """Bytes written, or read and verified; or how many of another unit."""
     total: int
-    """Bytes to write or read."""
+    """How many there are to do."""
+    unit: str = "bytes"
+    """What is counted: ``"bytes"``; ``"files"`` (or keys) where a checkpoint is deleted;
+    ``"leaves"`` while a conversion proves a mapping of very many, before it counts bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +44,11 @@ class Metrics:
     bytes: int
     """Bytes of tensors that this rank wrote or read; shared ones count."""
     shared: int = 0
-    """Those that were not written, for a save's ``base`` has them too."""
+    """Those that were not written because a save's ``base`` has them."""
     seconds: float
     """The time of the whole call; for an asynchronous save, from the end of the copy on."""
     waited_seconds: float = 0.0
-    """The part of `seconds` that went into waiting for other ranks."""
+    """The part of `seconds` spent waiting for other ranks."""
     steps: Mapping[str, float] = field(default_factory=dict[str, float])
     """Step -> seconds that this rank worked in it."""
     error: str = ""

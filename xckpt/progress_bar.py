@@ -1,7 +1,7 @@
-"""Ready progress: what ``progress=True`` shows, and the command line.
+"""Ready-made progress: for ``progress=True`` and the command line.
 
-On a terminal or in a notebook it is a bar; in a log, a line now and then (`line_of`). Work that is
-done before `PATIENCE` writes nothing there.
+On a terminal or in a notebook it is a bar; in a log, a line now and then (`line_of`). Work that
+ends before `PATIENCE` writes nothing there.
 """
 
 from __future__ import annotations
@@ -46,31 +46,39 @@ class ProgressBar:
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(),
-            rich.progress.DownloadColumn(binary_units=True),
-            rich.progress.TransferSpeedColumn(),
+            rich.progress.TextColumn("{task.fields[amounts]}", markup=False),
             rich.progress.TimeRemainingColumn(),
             console=console,
             transient=True,
             disable=not self._drawn,
         )
         shown = doing if len(doing) <= LONGEST else f"{doing[: LONGEST - 3]}..."
-        self._task = self._bar.add_task(printable(shown), total=None)
+        self._task = self._bar.add_task(printable(shown), total=None, amounts="")
         self._doing, self._clock = printable(doing), clock
         self._started = clock()
         self._next = self._started + PATIENCE
+        self._unit = ""
+        """What was counted last."""
         self._last: Progress | None = None
         """What the last line said; None before the first."""
 
     def __call__(self, now: Progress) -> None:
         """Move the bar, or write a line if it is time."""
+        if now.unit != self._unit:
+            if self._unit:  # Another part of the work, which has a speed of its own.
+                self._started, self._last = self._clock(), None
+                self._bar.reset(self._task, total=now.total)
+            self._unit = now.unit
+        seconds = self._clock() - self._started
         if self._drawn:
-            self._bar.update(self._task, completed=now.done, total=now.total)
+            amounts = amounts_of(now, seconds)
+            self._bar.update(self._task, completed=now.done, total=now.total, amounts=amounts)
             return
         is_end = self._last is not None and now.done >= now.total > self._last.done
         if self._clock() >= self._next or is_end:
             self._last = now
             self._next = self._clock() + EVERY
-            line = line_of(self._doing, now, self._clock() - self._started)
+            line = line_of(self._doing, now, seconds)
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
 
@@ -87,11 +95,11 @@ class ProgressBar:
 
 
 def line_of(doing: str, now: Progress, seconds: float) -> str:
-    """How far something is, for a log.
+    """A line of progress, for a log.
 
     Args:
         doing: what is done.
-        now: how many bytes of how many.
+        now: how many bytes, or files, of how many.
         seconds: since it began.
 
     Example:
@@ -102,12 +110,27 @@ def line_of(doing: str, now: Progress, seconds: float) -> str:
     """
     rate = now.done / seconds if seconds > 0 else 0.0
     part = f"{100 * now.done // now.total if now.total else 100}%"
-    sizes = f"{readable_bytes(now.done)} of {readable_bytes(now.total)}"
     if now.done >= now.total:
         left = f"after {_duration(seconds)}"
     else:
         left = f"{_duration((now.total - now.done) / rate)} left" if rate else "time left unknown"
-    return f"{doing}: {part}, {sizes}, {readable_bytes(int(rate))}/s, {left}"
+    return f"{doing}: {part}, {amounts_of(now, seconds)}, {left}"
+
+
+def amounts_of(now: Progress, seconds: float) -> str:
+    """The amount done, the total, and the rate.
+
+    Example:
+        >>> amounts_of(Progress(1 << 30, 4 << 30), 5.0)
+        '1.0 GiB of 4.0 GiB, 204.8 MiB/s'
+        >>> amounts_of(Progress(1500, 6000, "files"), 5.0)
+        '1,500 of 6,000 files, 300/s'
+    """
+    rate = int(now.done / seconds) if seconds > 0 else 0
+    if now.unit == "bytes":
+        sizes = f"{readable_bytes(now.done)} of {readable_bytes(now.total)}"
+        return f"{sizes}, {readable_bytes(rate)}/s"
+    return f"{now.done:,} of {now.total:,} {now.unit}, {rate:,}/s"
 
 
 def _duration(seconds: float) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+from xckpt.api.save import check_planner, found, raised_on_all_ranks
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
-from xckpt.engine.adapters import find_group
+from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.load import load_state
-from xckpt.engine.ranks.group import Group, LocalGroup
+from xckpt.engine.ranks.group import Group
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.options import LoadOptions, SaveOptions, is_watched, with_progress
@@ -46,6 +47,7 @@ def save_state_dict(
 
     Raises:
         XckptError: as `save`.
+        TypeError: the writer or the planner is none.
 
     Example:
         >>> import numpy as np, xckpt
@@ -54,10 +56,15 @@ def save_state_dict(
         >>> saved.state_dict_metadata["w"].size
         (4, 2)
     """
-    if planner is None:
-        options = getattr(storage_writer, "options", None)
-        planner = default_planner(options if isinstance(options, SaveOptions) else SaveOptions())
-    group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
+    find = _finder(process_group, coordinator_rank, no_dist)
+    with raised_on_all_ranks(find):
+        _check_storage(storage_writer, StorageWriter, "ZarrStorageWriter")
+        check_planner(planner, SavePlanner, "save_state_dict")
+        if planner is None:
+            options = getattr(storage_writer, "options", None)
+            options = options if isinstance(options, SaveOptions) else SaveOptions()
+            planner = default_planner(options)
+    group = found(find)
     failure = settle(group)
     with _seen("save_state_dict", storage_writer, SaveOptions, group) as watch:
         return save_state(
@@ -89,6 +96,7 @@ def load_state_dict(
 
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already.
+        TypeError: the reader or the planner is none.
 
     Example:
         >>> import numpy as np, xckpt
@@ -99,7 +107,11 @@ def load_state_dict(
         >>> state, list(metadata.state_dict_metadata)
         ({'w': array([0., 1., 2., 3.]), 'step': 3}, ['w', 'step'])
     """
-    group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
+    find = _finder(process_group, coordinator_rank, no_dist)
+    with raised_on_all_ranks(find):
+        _check_storage(storage_reader, StorageReader, "ZarrStorageReader")
+        check_planner(planner, LoadPlanner, "load_state_dict")
+    group = found(find)
     planner = DefaultLoadPlanner() if planner is None else planner
     with _seen("load_state_dict", storage_reader, LoadOptions, group) as watch:
         loaded = load_state(
@@ -111,6 +123,16 @@ def load_state_dict(
             watch=watch,
         )
     return loaded.metadata
+
+
+def _finder(process_group: object, coordinator_rank: int, no_dist: bool) -> GroupFinder:
+    return GroupFinder(no_dist=True) if no_dist else GroupFinder(process_group, coordinator_rank)
+
+
+def _check_storage(storage: object, kind: type, ours: str) -> None:
+    if not isinstance(storage, kind):
+        such = f"such as xckpt.storage.{ours}(path), not a {type(storage).__name__}"
+        raise TypeError(f"give a {kind.__name__}, {such}")
 
 
 @contextmanager

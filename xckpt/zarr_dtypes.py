@@ -44,7 +44,7 @@ _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 @dataclass(frozen=True, kw_only=True)
 class _MlType(ZDType[np.dtype[np.generic], np.generic], HasItemSize):
-    """What the types share; `scalar` is the ml_dtypes class that a subclass wraps."""
+    """The base of the types; `scalar` is the ml_dtypes class that a subclass wraps."""
 
     scalar: ClassVar[type[np.generic]]
 
@@ -121,13 +121,13 @@ class _MlType(ZDType[np.dtype[np.generic], np.generic], HasItemSize):
 
 
 class _MlFloat(_MlType):
-    """A float: its fill value may be a special one or spelt by its bits."""
+    """A float: its fill value may be special, or given by its bits."""
 
     def from_json_scalar(self, data: JSON, *, zarr_format: ZarrFormat) -> np.generic:
         """A fill value of zarr.json.
 
         Raises:
-            ValueError: `data` spells no value of this type.
+            ValueError: `data` does not encode a value of this type.
         """
         if isinstance(data, str) and data in _SPECIAL:
             return self.cast_scalar(_SPECIAL[data])
@@ -135,7 +135,7 @@ class _MlFloat(_MlType):
             return self._from_bits(int(data, 16))
         if isinstance(data, int | float) and not isinstance(data, bool):
             return self.cast_scalar(data)
-        raise ValueError(f"{data!r} is no fill value of {self._zarr_v3_name}")
+        raise ValueError(f"{data!r} is not a fill value of {self._zarr_v3_name}")
 
     def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> float | str:
         """The fill value for zarr.json: a number, or a string for what JSON cannot hold."""
@@ -158,13 +158,13 @@ class _MlInt(_MlType):
 
         Raises:
             TypeError: `data` is not a number.
-            ValueError: `data` is no integer, or out of the type's range.
+            ValueError: `data` is not an integer, or out of the type's range.
         """
         scalar = super().cast_scalar(data)
         if int(scalar) != data:  # pyright: ignore[reportArgumentType]
             limits = ml_dtypes.iinfo(self.scalar)
             raise ValueError(
-                f"{data!r} is no integer in [{limits.min}, {limits.max}], the range of"
+                f"{data!r} is not an integer in [{limits.min}, {limits.max}], the range of"
                 f" {self._zarr_v3_name}"
             )
         return scalar
@@ -173,10 +173,10 @@ class _MlInt(_MlType):
         """A fill value of zarr.json.
 
         Raises:
-            ValueError: `data` is no integer, or out of the type's range.
+            ValueError: `data` is not an integer, or out of the type's range.
         """
         if not isinstance(data, int) or isinstance(data, bool):
-            raise ValueError(f"{data!r} is no fill value of {self._zarr_v3_name}")
+            raise ValueError(f"{data!r} is not a fill value of {self._zarr_v3_name}")
         return self.cast_scalar(data)
 
     def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> int:

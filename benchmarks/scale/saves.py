@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,10 @@ from xckpt.core.manifest.entries import arrays
 from xckpt.core.manifest.rules import count_pieces
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.alone.known import KnownPlans, known_plans
-from xckpt.core.plan.items import BriefData, LeafRow, LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
+from xckpt.core.storage import BriefData
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.save import save_state
 from xckpt.storage.array import DIGEST_BYTES
@@ -47,6 +49,8 @@ from xckpt.storage.chunks.piece_orders import SomePieces
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 WHERE = "memory://benchmarks-scale"
+"""And a number: nothing is there before the first save."""
+_simulated = count(1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class Placed:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
+        self.where = f"{WHERE}-{next(_simulated)}"
         self._table = cache(self._table_of)
         self._spreads = placement.spreads()
         self._first: KnownPlans | None = None
@@ -175,20 +180,21 @@ class _Shared(KnownPlans):
         return self.own, self.metadata
 
 
-_orders: dict[int, tuple[Metadata, BriefData]] = {}
+_orders: dict[int, tuple[Metadata, BriefData, Metadata]] = {}
 """The orders of all ranks that take their shares from one plan."""
 
 
 class _Writer(ZarrStorageWriter):
     """Reports what it has not written."""
 
-    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> SavePlan:
+    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> tuple[SavePlan, Metadata]:
         """The plan with orders, which are the same for all ranks: there are no pieces."""
         if id(metadata) not in _orders:
-            made = super().prepare_own_plan(plan, metadata).storage_data
-            assert isinstance(made, BriefData)
-            _orders[id(metadata)] = metadata, made
-        return replace(plan, storage_data=_orders[id(metadata)][1])
+            made, committed = super().prepare_own_plan(plan, metadata)
+            assert isinstance(made.storage_data, BriefData)
+            _orders[id(metadata)] = metadata, made.storage_data, committed
+        _, orders, committed = _orders[id(metadata)]
+        return replace(plan, storage_data=orders), committed
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """A digest of nothing for each chunk of the share."""
@@ -264,7 +270,7 @@ def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
         planner = DefaultSavePlanner() if whole else PlacedPlanner(placed, rank.rank)
         state = placed.state(1) if whole else {}
         began = time.process_time()
-        save_state(state, _Writer(WHERE, overwrite=True), group=rank, planner=planner)
+        save_state(state, _Writer(placed.where, overwrite=True), group=rank, planner=planner)
         after[rank.rank].shares = rank.kept_plans.shares
         return time.process_time() - began
 
@@ -273,7 +279,7 @@ def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
     group.processes = processes
     alone = bool(placement.mesh)
     group.alike = 2 if alone else 0  # what is saved, and what is known of all plans
-    writer = _Writer(WHERE, overwrite=True)
+    writer = _Writer(placed.where, overwrite=True)
     began = group.seconds()
     save_state({}, writer, group=group, planner=PlacedPlanner(placed, 0))
     ended = group.seconds()

@@ -10,6 +10,9 @@ from benchmarks.scale.hosts import RATE
 
 Figures = Sequence[Mapping[str, Any]]
 
+SPENT = (("commit", ".2f"), ("rank", ".3f"))
+"""What of a save by ranks that plan alone is shown besides, and its digits."""
+
 
 def table(results: Mapping[str, Any]) -> str:
     """The table, Markdown; empty without any of its sections."""
@@ -39,8 +42,14 @@ def _plans(results: Mapping[str, Any]) -> Iterator[str]:
             else ""
         )
         ours = ", ".join(f"{save['plan']:.2f}" for save in case["saves"])
-        what = f"plan {size[0]:,} ranks x {size[1]:,} tensors, the coordinator: first save, again"
+        alone = case.get("gathered") is False
+        who = "each rank alone" if alone else "the coordinator"
+        what = f"plan {size[0]:,} ranks x {size[1]:,} tensors, {who}: first save, again"
         yield _row(f"{what}, s", ours, beside)
+        if alone:
+            commits, ranks = (", ".join(f"{s[k]:{f}}" for s in case["saves"]) for k, f in SPENT)
+            yield _row("its commit, s", commits, "")
+            yield _row("any other rank's part of these saves, but for its writing, s", ranks, "")
         if others:
             moved = ", ".join(f"{_moved(case, save):.1f}" for save in case["saves"])
             beside = "; its plan cache ".join(_each(others, kept, "up") for kept in (False, True))

@@ -1,4 +1,4 @@
-"""Implementations that are wrong on purpose: a suite that passes one of them is no judge."""
+"""Implementations that are wrong on purpose: a suite that passes one of them is not a judge."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ KINDS = {
     "BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
     "C64": "complex64",
 }  # fmt: skip
-"""safetensors' names that are no letter and a number of bits, as NumPy and ml_dtypes have them."""
+"""safetensors' names other than a letter and a number of bits, as NumPy and ml_dtypes have them."""
 LETTERS = {"F": "float", "I": "int", "U": "uint"}
 
 

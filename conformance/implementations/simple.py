@@ -213,7 +213,7 @@ class Simple:
         }
 
     def delete(self, path: Path) -> None:
-        """The file that counts goes first: what is left then is no checkpoint."""
+        """The file that counts goes first: what is left then is not a checkpoint."""
         (path / LEAVES).unlink()
         sync(path)
         shutil.rmtree(path)

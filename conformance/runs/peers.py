@@ -4,7 +4,7 @@
 2. What a manager is known to break is in ``conformance/runs/known.json``: its name with the
    version, and for each law the reason. A failure that has none there makes the exit code 1.
 3. What is printed is kept in ``conformance/runs/managers.md`` and goes into a page between two
-   marks, with ``--write``.
+   marks, with ``--write``; and in short into the README (`conformance.runs.in_short`).
 
 ``--judge MODULE`` judges any other manager: a module that has a ``MANAGER``. ``--trainers`` judges
 those of trainers, which have an environment of their own (``make judge-trainers``), in a table of
@@ -25,6 +25,7 @@ from pathlib import Path
 from conformance.outcome import Outcome
 from conformance.peers import PAGE, updated
 from conformance.peers import table as peers_table
+from conformance.runs import in_short
 from conformance.runs.manager import find
 from conformance.runs.promises import run
 
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.write:
         table.printed.write_text(text)
         PAGE.write_text(updated(PAGE.read_text(), text, table.begin, table.end))
+        in_short.main()
     wrong = list(unexplained(judged))
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0

@@ -55,7 +55,7 @@ def arrows(text: str) -> list[Arrow]:
     words: dict[str, str] = {}
     for line in rest:
         if not LINE.fullmatch(line):
-            raise ValueError(f"{line!r} is no arrow: write 'a --> b & c'")
+            raise ValueError(f"{line!r} is not an arrow: write 'a --> b & c'")
         (start, _), *_ = boxes = BOX.findall(line)
         words |= {name: text for name, text in boxes if text}
         pairs += [(start, end) for end, _ in boxes[1:]]

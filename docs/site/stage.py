@@ -2,7 +2,7 @@
 
 1. `PLACES` says where each folder or file of the repository goes; a notebook becomes a page.
 2. A relative link of a page leads to a file of the repository. It is written anew for the place
-   that this file has in the tree; a file that is no page is copied, to be downloaded.
+   that this file has in the tree; a file that is not a page is copied, to be downloaded.
 3. A link that leads nowhere is an error.
 """
 

@@ -1,15 +1,15 @@
 """The attacks of the first review, and the tests that hold what became of them.
 
 A row has a number, the attack, and tests, as ``folder/test_file.py::test_name`` below ``tests/``.
-`tests/attacks/test_table.py` holds that each of them is there. Attacks beyond these are the other
-tests of this folder.
+`tests/attacks/test_table.py` holds that each of them is there. `MORE` has attacks on what was built
+after that review; others beyond these are the other tests of this folder.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ATTACKS", "PROMISES", "Attack"]
+__all__ = ["ATTACKS", "MORE", "PROMISES", "Attack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +239,62 @@ _ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 ATTACKS = tuple(Attack(number, *row) for number, row in enumerate(_ROWS, 1))
 
+STRANGERS = "attacks/test_strangers.py"
+CALLS = "attacks/test_failing_calls.py"
+RELEASES = "attacks/test_two_releases.py"
+PAGE = "attacks/test_page_server.py"
+SLOW = "test_slow_disks.py"
+
+MORE: dict[str, tuple[str, ...]] = {
+    "a wrong, half or missing token; half a message; a huge length; random bytes; words of life "
+    "without end; a farewell of a stranger": (f"{STRANGERS}::test_a_stranger_is_hung_up_on",),
+    "a thousand silent strangers": (f"{STRANGERS}::test_a_thousand_silent_strangers",),
+    "a line between ranks that swallows, delays, cuts, carries single bytes": (
+        f"{STRANGERS}::test_a_line_between_ranks",
+    ),
+    "another process at the socket of shared reads": (
+        f"{STRANGERS}::test_a_stranger_at_the_exchange_of_a_host",
+    ),
+    "a network cut between ranks": (
+        "attacks/test_ranks.py::test_the_network_is_cut_between_ranks",
+    ),
+    "EIO, ESTALE, a quota, a full disk, a read-only one at each call that writes: packs, bases, "
+    "managers, copies, conversions": (f"{CALLS}::test_a_call_that_writes_fails",),
+    "EIO, ESTALE at each call that reads: loads, slices, diffs, views, lists of steps, gc": (
+        f"{CALLS}::test_a_call_that_reads_fails",
+    ),
+    "a slow disk on one rank": (
+        f"torch/{SLOW}::test_a_slow_rank_is_waited_for",
+        f"torch/{SLOW}::test_six_seconds_of_work_within_a_timeout_of_two",
+        f"jax/{SLOW}::test_a_slow_process_is_waited_for",
+        f"jax/{SLOW}::test_six_seconds_of_work_within_a_timeout_of_two",
+    ),
+    "a disk that stops to answer": (
+        f"torch/{SLOW}::test_a_disk_that_does_not_answer_any_more",
+        f"jax/{SLOW}::test_a_disk_that_does_not_answer_any_more",
+    ),
+    "a later release at one path: bases, diffs, views, conversions, loads, gc": (
+        f"{RELEASES}::test_what_a_later_release_wrote",
+    ),
+    "a later release in one run": (f"{RELEASES}::test_a_run_that_a_later_release_goes_on_with",),
+    "claims of hosts whose clocks differ": (
+        f"{RELEASES}::test_claims_of_hosts_whose_clocks_differ",
+    ),
+    "requests to the page's server that make no sense": (
+        f"{PAGE}::test_a_request_that_makes_no_sense",
+    ),
+    "absurd questions to the page's server": (f"{PAGE}::test_a_question_that_is_absurd",),
+    "many silent connections to the page's server": (f"{PAGE}::test_many_silent_connections",),
+}
+"""Attacks on what was built later, and their tests."""
+
 PROMISES: dict[str, tuple[str, ...]] = {
     "Nothing half-written is ever readable.": (
         "test_crash.py::test_killed_at_any_moment",
         "test_crash.py::test_killed_before_each_operation",
         "conformance/crash/test_crash.py::test_every_kill_and_some_power_cuts",
     ),
-    "A load outlives an overwrite.": (
+    "A load survives an overwrite.": (
         "test_crash.py::test_savers_that_race",
         "engine/test_load.py::test_a_load_starts_again",
         "engine/test_load.py::test_all_ranks_alike",

@@ -67,13 +67,10 @@ def failing_calls(seed: int) -> Iterator[None]:
 
         return call
 
-    for name in kept:
-        setattr(os, name, unreliable(name))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in kept:
+            patch.setattr(os, name, unreliable(name))
         yield
-    finally:
-        for name, call in kept.items():
-            setattr(os, name, call)
 
 
 def usage() -> tuple[int, int, int]:

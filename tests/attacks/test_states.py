@@ -102,7 +102,10 @@ STATES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: {"w": np.ma.masked_array([1.0, 2.0], [True, False])},
         "its data and mask",
     ),
-    "40 dimensions": (lambda: {"w": np.ones((1,) * 40)}, "w: 40 dimensions; at most 32"),
+    "40 dimensions": (
+        lambda: {"w": np.ones((1,) * 40)},
+        "w: 40 dimensions, and",
+    ),
     "big endian": (lambda: {"w": np.arange(3, dtype=">i4")}, ""),
     "backwards": (lambda: {"w": np.arange(6)[::-1]}, ""),
     "overlapping itself": (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.table import ATTACKS, PROMISES, Attack
+from tests.attacks.table import ATTACKS, MORE, PROMISES, Attack
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -35,6 +35,10 @@ def test_there_are_72_attacks() -> None:
 @pytest.mark.parametrize("row", ATTACKS, ids=lambda row: f"{row.number} {row.attack}")
 def test_each_attack_has_a_test(row: Attack) -> None:
     assert row.tests and missing(row.tests) == []
+
+
+def test_each_later_attack_has_a_test() -> None:
+    assert [test for tests in MORE.values() for test in missing(tests)] == []
 
 
 def test_the_promises_are_those_of_the_page() -> None:

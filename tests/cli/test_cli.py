@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -20,8 +21,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
 from xckpt.cli.commands import commands
-from xckpt.cli.render.tables import console, leaf_table
-from xckpt.cli.report import ArrayReport, LeafReport
+from xckpt.cli.render.tables import SafeConsole, checkpoint_table, console, leaf_table
+from xckpt.cli.report import ArrayReport, LeafReport, checkpoint_report
 
 CONSOLE_SCRIPT = "from xckpt.cli import main; main()"
 STRANGE = "\x1b[31m [bold]red"
@@ -282,8 +283,8 @@ def test_a_newer_version_cannot_be_checked(checkpoint: Path) -> None:
 @pytest.mark.parametrize("command", ["ls", "info", "verify"])
 def test_no_checkpoint_there(command: str, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
-        result = run_process(command, path)
-        assert (result.returncode, result.stdout) == (2, "")
+        result = run(command, path)
+        assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr.startswith(f"xckpt: {path}")
         assert result.stderr.count("\n") == 1
 
@@ -329,3 +330,56 @@ def test_help_is_quick_to_import() -> None:
     names = set(done.stdout.split())
     assert "click" in names
     assert names.isdisjoint({"rich", "tensorstore", "torch", "jax", "zarr"})
+
+
+def test_a_pipe_that_closes_is_no_fault_of_the_checkpoint(saved: Path) -> None:
+    """Exit code 1 of `verify` would say that it is damaged."""
+    command = [sys.executable, "-c", CONSOLE_SCRIPT, "verify", str(saved)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode == 141
+
+
+STOPPED_EARLY = """
+import sys
+class Stop:
+    def find_spec(self, name, *rest):
+        if name == "xckpt.cli.commands":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+"""
+
+
+def test_ctrl_c_before_there_is_a_command() -> None:
+    command = [sys.executable, "-c", STOPPED_EARLY + CONSOLE_SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "xckpt: interrupted\n")
+
+
+@pytest.mark.parametrize("imports", [False, True])
+def test_ctrl_c_is_a_line(imports: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a library in C makes another error of it, while it is imported."""
+
+    def stopped(path: str) -> None:
+        if imports:
+            raise ImportError("initialization failed") from KeyboardInterrupt()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("xckpt.open", stopped)
+    result = run("verify", "ckpt")
+    assert (result.exit_code, result.stderr) == (130, "xckpt: interrupted\n")
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_a_narrow_terminal_breaks_no_number_and_no_word(tmp_path: Path, columns: int) -> None:
+    state = {"a" * 30: np.zeros(3), "b": np.zeros((1000, 2000), np.float32)}
+    xckpt.save(tmp_path / "ckpt", state)
+    report = checkpoint_report("ckpt", xckpt.open(tmp_path / "ckpt").manifest)
+    screen = SafeConsole(width=columns, file=io.StringIO())
+    screen.print(checkpoint_table(report))
+    assert isinstance(screen.file, io.StringIO)
+    shown = screen.file.getvalue()
+    for word in ("float32", "[1000, 2000]", "7.6 MiB", "chunks", "saved as", "a" * 16):
+        assert word in shown

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from safetensors.numpy import load_file, save_file
 
 import xckpt
 from tests.convert.test_run import MAPPING, flax_like, same, torch_like
+from xckpt.cli import convert
 from xckpt.cli.commands import commands
+from xckpt.cli.convert import WRITTEN
+from xckpt.formats.detect import SINKS
 from xckpt.storage.location import Location, open_store
 
 
@@ -52,6 +57,10 @@ def test_to_safetensors_in_bfloat16(source: Path, tmp_path: Path) -> None:
         assert np.array_equal(loaded[name], array.astype(ml_dtypes.bfloat16))
 
 
+def test_the_formats_of_a_destination_are_those_that_are_written() -> None:
+    assert set(WRITTEN) == {"xckpt", *SINKS}
+
+
 def test_errors_are_words_on_stderr(source: Path, tmp_path: Path) -> None:
     rules = tmp_path / "mapping.toml"
     rules.write_text('[[rule]]\nsource = "nothing"\ntarget = "something"\n')
@@ -60,8 +69,8 @@ def test_errors_are_words_on_stderr(source: Path, tmp_path: Path) -> None:
         ((source, source), "pass --overwrite"),
         ((source, tmp_path / "a", "-m", rules), "embed.weight"),
         ((source, tmp_path / "a", "-m", tmp_path / "no.toml"), "No such file"),
-        ((source, tmp_path / "a", "--dtype", "int8"), "no floating-point type"),
-        ((source, tmp_path / "a", "--format", "tar"), "'tar' cannot be written"),
+        ((source, tmp_path / "a", "--dtype", "int8"), "is not a floating-point type"),
+        ((source, tmp_path / "a", "--format", "tar"), "'tar' is not one of 'xckpt',"),
         ((source, tmp_path / "a", "--inverse"), "give one with --mapping"),
     ]:
         failed = run(*arguments)
@@ -96,3 +105,13 @@ def test_a_familys_name_is_a_mapping(tmp_path: Path) -> None:
     assert back.exit_code == 0, back.output
     saved = load_file(tmp_path / "back.safetensors")["layers.0.mlp.up_proj.weight"]
     assert np.array_equal(saved, weight)
+
+
+def test_ctrl_c_does_not_reach_the_workers() -> None:
+    """Each would print where it was; this process ends them."""
+    before = signal.getsignal(signal.SIGINT)
+    executor = convert._executor(1)
+    assert isinstance(executor, ProcessPoolExecutor)
+    with executor:
+        assert executor.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is before

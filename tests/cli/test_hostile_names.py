@@ -19,6 +19,7 @@ from xckpt import errors
 from xckpt.cli.commands import commands
 from xckpt.convert import convert
 from xckpt.core.problem import Problem
+from xckpt.core.run.record import StepRecord, run_metadata
 from xckpt.errors import RankFailure, RanksFailedError, XckptError
 
 EVIL = "\x1b]0;title\x07\x1b[2J\r\b\x9b31m\u202e\u2066\x7f\x85\u2028"
@@ -48,6 +49,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     xckpt.save(folder / "flat", {NAME: tensor})
     convert(folder / "flat", folder / "foreign.safetensors")
     xckpt.save(folder / "spare", {NAME: 1})
+    for number in (1, 2):
+        about = StepRecord(number, 60.0, {f"loss{EVIL}": 0.5}, keep=(f"rule{EVIL}", "Latest(1)"))
+        user = run_metadata(about, {NAME: VALUE})
+        xckpt.save(folder / f"run{EVIL}/step-{number}", {NAME: tensor}, metadata=user)
+    (folder / f"run{EVIL}/.left{EVIL}.saving-0").mkdir()
     (folder / "m.toml").write_text(MAPPED, encoding="utf-8")
     return folder
 
@@ -55,6 +61,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CALLS = {
     "ls": ["saved"],
     "ls NAME": ["saved", f"none{EVIL}"],
+    "ls RUN": [f"run{EVIL}"],
+    "ls RUN --reverse": [f"run{EVIL}", "--reverse"],
+    "view RUN": [f"run{EVIL}", "--output", "run.html"],
+    "view --plan": ["saved", "--plan", f"a{EVIL} on a=2", "--output", "plan.html"],
+    "view --leaf": ["saved", "--leaf", f"none{EVIL}", "--output", "leaf.svg"],
+    "view --diff": ["saved", "--diff", "other", "--output", "diff.html"],
+    "gc --dry-run": [f"run{EVIL}", "--dry-run"],
+    "doctor RUN": [f"run{EVIL}"],
+    "doctor nothing": [f"none{EVIL}/below"],
+    "rm nothing": [f"none{EVIL}"],
+    "cp nothing": [f"none{EVIL}", f"copy2{EVIL}"],
+    "cp damaged": ["damaged", f"copy3{EVIL}"],
+    "verify NEAR": [f"none{EVIL}"],
+    "cat NEAR": ["saved", f"model/{NAME}x"],
+    "stats LEAF": ["saved", f"model/{NAME}x"],
+    "diff nothing": ["saved", f"none{EVIL}"],
+    "map infer assumed": ["flat", "other"],
+    "map check nothing": [f"none{EVIL}.toml"],
+    "convert nothing": [f"none{EVIL}", "none.safetensors"],
     "ls --sort": ["foreign.safetensors", "--sort", "size"],
     "info": ["saved"],
     "info LEAF": ["saved", f"model/{NAME}"],
@@ -89,7 +114,16 @@ CALLS = {
 }
 """Command, and a word on what it is given -> its arguments; files among them lie in `folder`."""
 JSON = {"ls", "ls --sort", "info", "info LEAF", "info VALUE", "info foreign", "verify", "stats"}
-JSON |= {"diff", "diff --values", "diff foreign", "map infer", "map check all", "map show SOURCE"}
+JSON |= {
+    "ls RUN",
+    "ls RUN --reverse",
+    "diff",
+    "diff --values",
+    "diff foreign",
+    "map infer",
+    "map check all",
+    "map show SOURCE",
+}
 
 
 def run(what: str, folder: Path, *more: str) -> Result:
@@ -134,6 +168,23 @@ def test_json_is_printable_and_has_the_names_as_they_are(what: str, folder: Path
         assert EVIL in json.dumps(document, ensure_ascii=False).encode().decode(
             "unicode_escape"
         ) or (any(EVIL in text for text in _strings(document)))
+
+
+def _takes_json(what: str) -> bool:
+    command: click.Command = commands
+    for word in what.split():
+        if isinstance(command, click.Group):
+            command = command.commands[word]
+    return any("--json" in option.opts for option in command.params)
+
+
+@pytest.mark.parametrize("what", [what for what in CALLS if _takes_json(what)])
+def test_json_of_every_command_is_harmless(what: str, folder: Path) -> None:
+    result = run(what, folder, "--json")
+    assert not result.exception or isinstance(result.exception, SystemExit), result.exception
+    assert harmless(result.stdout) and harmless(result.stderr), (result.stdout, result.stderr)
+    if result.exit_code == 0:
+        json.loads(result.stdout)
 
 
 def _strings(document: object) -> Iterator[str]:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from referencing import Registry, Resource
 
 import xckpt
+from tests.support.states import SIGNALLING, signalling_nans
 from xckpt.cli.commands import commands
 from xckpt.policies import EverySteps
 
@@ -116,6 +117,15 @@ def test_elements_are_numbers_and_what_is_no_number_is_a_text(
     assert values("cat", "ckpt", "z") == [[1.0, 2.0], ["nan", 0.0]]
     assert values("cat", "ckpt", "one") is True
     assert values("head", "ckpt", "m/w", "-n", "1") == [[0.0, 1.0, 2.0, 3.0]]
+
+
+def test_a_signalling_nan_is_printed_without_a_warning(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", {name: signalling_nans(name) for name in SIGNALLING})
+    for name in SIGNALLING:
+        result = CliRunner().invoke(
+            commands, ["head", str(tmp_path / "a"), name, "-n", "8", "--json"]
+        )
+        assert json.loads(result.stdout)["values"] == ["nan"] * 8, result.stderr
 
 
 def test_too_many_elements_are_refused(tmp_path: Path) -> None:

@@ -148,3 +148,12 @@ def test_a_pipe_gets_what_a_terminal_shows(saved: Path) -> None:
     assert isinstance(screen.file, io.StringIO)
     shown = [line.rstrip() for line in screen.file.getvalue().splitlines()]
     assert run("info", saved).stdout.splitlines() == shown
+
+
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("notes")
+    for command in ("ls", "view"):
+        refused = run(command, tmp_path / "notes.txt")
+        assert refused.exit_code == 2
+        expected = f"xckpt: {tmp_path / 'notes.txt'} is a file, not a checkpoint folder\n"
+        assert refused.stderr == expected

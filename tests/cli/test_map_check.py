@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -127,9 +128,9 @@ def test_a_family_takes_the_config_beside_the_checkpoint(hugging_face: Path) -> 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["show", "lama"], "is no file, and no family: bert"),
+        (["show", "lama"], "is neither a file nor a family: bert"),
         (["show", "llama"], "--config"),
-        (["show", "none.toml"], "none.toml is no mapping's file"),
+        (["show", "none.toml"], "none.toml is not a mapping file"),
         (["show", "llama", "--config", "none.json"], "is not a model's configuration"),
         (["show", "llama", "--config", "CONFIG", "--choose", "scanned"], "KEY=VALUE"),
         (["show", "llama", "--config", "CONFIG", "--choose", "wide=yes"], "no such choice"),
@@ -142,3 +143,16 @@ def test_what_names_no_mapping_is_an_error(
     result = run(*(config if each == "CONFIG" else each for each in arguments))
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_what_takes_long_says_how_far_it_is(
+    files: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xckpt.progress_bar.PATIENCE", 0.0)
+    monkeypatch.setattr("xckpt.convert.conversion.MANY_LEAVES", 1)
+    _, source, target = files
+    for command, doing in (("infer", "inferring"), ("check", "checking")):
+        which = files if command == "check" else (source, target)
+        said = CliRunner().invoke(commands, ["map", command, *map(str, which)]).stderr
+        assert re.match(rf"{doing}: \d+%, \d+ of \d+ leaves, [\d,]+/s, \S+ left\n", said), said
+        assert re.search(r"100%, (\d+) of \1 leaves, [\d,]+/s, after 0:00:\d\d\n$", said), said

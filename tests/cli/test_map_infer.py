@@ -38,7 +38,7 @@ def test_it_prints_what_is_certain_ambiguous_and_left_over(both: tuple[Path, Pat
     result = run(*both)
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
-    assert "12 certain, in 1 rules" in lines
+    assert "12 certain, in 1 rule" in lines
     rule = "model.layers.{layer}.fc.weight layers/{layer}/fc/kernel transpose [1, 0]; cast"
     assert any(line.startswith(rule) for line in lines), result.output
     assert "1 ambiguous" in lines
@@ -73,3 +73,10 @@ def test_what_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
 def test_the_rules_printed_are_those_of_the_function() -> None:
     inference = infer({"fc.bias": np.zeros(2)}, {"fc": {"bias": np.zeros(2)}})
     assert [str(rule) for rule in inference.mapping.rules] == ["fc.bias -> fc/bias"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error(both: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "none" / "mapping.toml"
+    result = run(*both, "--output", path)
+    assert result.exit_code == 2
+    assert f"Error: {path} cannot be written: No such file or directory" in result.stderr

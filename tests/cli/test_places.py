@@ -49,16 +49,17 @@ def test_nothing_is_deleted_unasked(saved: Path) -> None:
     assert xckpt.exists(saved)
 
 
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_a_terminal_is_asked(saved: Path, answer: str) -> None:
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 2), ("\x04", 130)])
+def test_a_terminal_is_asked(saved: Path, answer: str, code: int) -> None:
+    """Ctrl-D, which ends the input, is no answer."""
     ours, theirs = pty.openpty()
-    os.write(ours, f"{answer}\n".encode())
+    os.write(ours, answer.encode())
     command = [sys.executable, "-m", "xckpt", "rm", str(saved)]
     done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)
     os.close(theirs)
     os.close(ours)
     assert f"delete {saved}, which holds 1 tensor" in done.stderr
-    assert (done.returncode, xckpt.exists(saved)) == ((0, False) if answer == "y" else (2, True))
+    assert (done.returncode, xckpt.exists(saved)) == (code, code != 0)
 
 
 def test_deleted_with_yes_but_not_what_is_no_checkpoint(saved: Path, tmp_path: Path) -> None:

@@ -51,6 +51,32 @@ def test_commands_and_options_are_completed(words: str, expected: list[str]) -> 
     assert [line.split(",")[1] for line in done.stdout.splitlines()] == expected
 
 
+def test_the_shell_completes_every_path() -> None:
+    """A completion that offers nothing would take the shell's own away, which knows files."""
+    others = {"leaf", "patterns", "shell"}
+    checked: list[str] = []
+    for name in names(commands):
+        command = resolved(name)
+        context = click.Context(command)
+        for parameter in () if isinstance(command, click.Group) else command.params:
+            is_path = isinstance(parameter, click.Argument) and parameter.name not in others
+            if is_path or parameter.metavar in ("FILE", "OTHER"):
+                [offered] = parameter.shell_complete(context, "ck")
+                assert (offered.type, offered.value) == ("file", "ck"), (name, parameter.name)
+                checked.append(f"{name} {parameter.name}")
+    assert {"xckpt ls path", "xckpt map check mapping", "xckpt view diff"} <= {*checked}
+    assert len(checked) > 25
+
+
+def resolved(name: str) -> click.Command:
+    """The command of a full name."""
+    command: click.Command = commands
+    for word in name.split()[1:]:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    return command
+
+
 def names(group: click.Group, before: str = "xckpt") -> list[str]:
     inner = [
         name
@@ -66,6 +92,14 @@ def test_everything_is_described() -> None:
     assert set(texts) == set(names(commands))
     assert all(text.paragraphs[0] for text in texts.values())
     assert "--box SLICE" in {option.words for option in texts["xckpt cat"].options}
+
+
+@pytest.mark.parametrize("group", [[], ["map"]])
+def test_the_summary_of_each_command_fits_into_its_line(group: list[str]) -> None:
+    shown = CliRunner().invoke(commands, [*group, "--help"], terminal_width=80).stdout
+    listed = shown.partition("Commands:\n")[2].splitlines()
+    assert len(listed) >= 3
+    assert [line for line in listed if line.endswith("...")] == []
 
 
 def test_the_manual_has_all_of_it() -> None:

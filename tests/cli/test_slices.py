@@ -71,7 +71,9 @@ def test_a_slice_is_what_it_is_to_numpy(
 
 @pytest.mark.parametrize("text", ["a", "1:b", "0:2:1", "1,", ",1", "1.5", "...", "0-3", "1;2"])
 def test_what_is_no_slice_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no slice of dimension \d; write it as 0:100, 5 or :"):
+    with pytest.raises(
+        ValueError, match=r"is not a slice of dimension \d; write it as 0:100, 5 or :"
+    ):
         parse_box(text, (9, 9))
 
 

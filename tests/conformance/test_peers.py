@@ -53,7 +53,8 @@ def test_every_peer_has_a_case_that_fails() -> None:
 
 
 def apart(document: Mapping[str, Any]) -> str:
-    """`still_fails` in a process of its own: what a peer leaves behind when it fails is no test's.
+    """`still_fails` in a process of its own: what a peer leaves behind when it fails belongs to no
+    test.
 
     Orbax, for one, leaves reads under way whose event loop is closed.
     """
@@ -68,7 +69,13 @@ def apart(document: Mapping[str, Any]) -> str:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if found["module"] == PEERS["orbax"] else ())
+        for name, found in KEPT.items()
+    ],
+)
 def test_what_was_found_still_fails_or_is_fixed(name: str) -> None:
     document = KEPT[name]
     error = apart(document) if document["module"] == PEERS["orbax"] else still_fails(document)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,35 +14,28 @@ import pytest
 
 import xckpt
 from tests.convert.test_run import MAPPING, files, flax_like, same, torch_like
+from tests.support.fork_server import context
 from xckpt.convert.journal import Journal, read_journal
 from xckpt.convert.run import convert
 from xckpt.errors import CheckpointExistsError
 
 OPTIONS = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, threads=1)
 
-KILLED = """
-import os, signal, sys
-import xckpt
-from tests.convert.test_run import MAPPING
-from tests.convert.test_resuming import OPTIONS
-from xckpt.convert.run import convert
-from dataclasses import replace
 
-source, target, share = sys.argv[1:]
+def convert_until_killed(source: Path, target: Path, share: float) -> None:
+    def tell(progress: xckpt.Progress) -> None:
+        if progress.done >= share * progress.total:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def tell(progress):
-    if progress.done >= float(share) * progress.total:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-convert(source, target, mapping=MAPPING, options=replace(OPTIONS, progress=tell))
-"""
+    convert(source, target, mapping=MAPPING, options=replace(OPTIONS, progress=tell))
 
 
 def killed(source: Path, target: Path, share: float) -> None:
     """Convert in a process that is killed when a share of the bytes is written."""
-    command = [sys.executable, "-c", KILLED, str(source), str(target), str(share)]
-    done = subprocess.run(command, check=False, cwd=Path(__file__).parent.parent.parent)
-    assert done.returncode == -signal.SIGKILL
+    process = context().Process(target=convert_until_killed, args=(source, target, share))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")

@@ -133,13 +133,13 @@ def test_without_a_mapping_the_tree_stays_what_it_was() -> None:
         0: np.zeros((0, 3)),
         "empty": [],
     }
-    xckpt.save("memory://tree", state, metadata={"run": [1, 2]})
-    done = convert("memory://tree", "memory://tree-again")
+    xckpt.save("memory://tree-to-convert", state, metadata={"run": [1, 2]})
+    done = convert("memory://tree-to-convert", "memory://tree-to-convert-again")
     assert done == Converted(tensors=3, bytes=50, bytes_before=0)
-    again = xckpt.load("memory://tree-again")
+    again = xckpt.load("memory://tree-to-convert-again")
     assert isinstance(again["params"][1], tuple)
     assert repr(again) == repr(state)
-    assert xckpt.open("memory://tree-again").user_metadata == {"run": [1, 2]}
+    assert xckpt.open("memory://tree-to-convert-again").user_metadata == {"run": [1, 2]}
 
 
 def test_a_dtype_casts_floats_and_nothing_else() -> None:
@@ -148,7 +148,7 @@ def test_a_dtype_casts_floats_and_nothing_else() -> None:
     convert("memory://floats", "memory://halves", dtype="float16")
     halves = xckpt.load("memory://halves")
     same(halves, {**state, "w": state["w"].astype(np.float16)})
-    with pytest.raises(MappingError, match="'int8' is no floating-point type"):
+    with pytest.raises(MappingError, match="'int8' is not a floating-point type"):
         convert("memory://floats", "memory://never", dtype="int8")
 
 

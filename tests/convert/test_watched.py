@@ -12,6 +12,7 @@ import pytest
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from tests.test_progress_bar import Terminal
+from xckpt.convert import Mapping, Rule
 from xckpt.convert.run import convert
 
 STATE = {"w": np.zeros((512, 256), np.float32), "step": 3}
@@ -70,3 +71,19 @@ def test_a_bar_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     options = xckpt.SaveOptions(progress=True)
     convert(tmp_path / "source", tmp_path / "ckpt", options=options)
     assert "convert ckpt" in terminal.getvalue() and "KiB" in terminal.getvalue()
+
+
+def test_a_mapping_of_many_leaves_is_counted_in_leaves_before_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xckpt.convert.conversion.MANY_LEAVES", 10)
+    xckpt.save(tmp_path / "source", {f"w{n}": np.full(2, n) for n in range(20)})
+    seen: list[xckpt.Progress] = []
+    rules = [Rule("w{n}", "layers/{n}")]
+    options = xckpt.SaveOptions(progress=seen.append)
+    convert(tmp_path / "source", tmp_path / "ckpt", mapping=Mapping(rules), options=options)
+    leaves = [now.done for now in seen if now.unit == "leaves"]
+    assert leaves == sorted(leaves)
+    assert leaves[-1] == 20
+    assert [now.unit for now in seen[len(leaves) :]] == ["bytes"] * (len(seen) - len(leaves))
+    assert seen[-1] == xckpt.Progress(320, 320)

@@ -24,7 +24,7 @@ class Pair:
 
 
 class Machine:
-    """An object that an adapter knows, but that can be no leaf."""
+    """An object that an adapter knows, but that cannot be a leaf."""
 
 
 class PairAdapter(Adapter[object]):

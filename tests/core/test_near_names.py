@@ -15,6 +15,8 @@ LAYERS = [f"model/layers.{n}.weight" for n in range(20_000)]
 def test_the_end_of_a_name_is_meant_before_similar_ones() -> None:
     assert near_names("wte", ["wta", "model/wte"]) == ["model/wte"]
     assert near_names("model.wte", ["model/wte", "step"]) == ["model/wte"]
+    assert near_names("W", ["w", "opt/w", "V"]) == ["w"]
+    assert near_names("w", ["W", "m/w"]) == ["m/w"]
     assert near_names("", ["a"]) == near_names("zzz", ["a"]) == []
 
 

@@ -33,7 +33,7 @@ def cell(question: Callable[[], object], refusal: str = "") -> str:
     """The word yes or no; a library that refuses says `refusal`."""
     try:
         return "yes" if question() else "no"
-    except BaseException as error:  # DCP's is no Exception
+    except BaseException as error:  # DCP's is not an Exception
         if not refusal or not re.search(refusal, str(error)):
             raise
         return "no"

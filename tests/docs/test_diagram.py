@@ -98,8 +98,8 @@ def test_an_arrow_passes_between_the_boxes() -> None:
     "text, words",
     [
         ("flowchart LR\na --> b", "begins with"),
-        ("flowchart TD\na --- b", "is no arrow"),
-        ("flowchart TD\nsubgraph a", "is no arrow"),
+        ("flowchart TD\na --- b", "is not an arrow"),
+        ("flowchart TD\nsubgraph a", "is not an arrow"),
         ("flowchart TD\na --> b\nb --> a", "circle: a -> b -> a"),
     ],
 )

@@ -1,8 +1,7 @@
 """What the pages of `FOLDERS` show is so: each runs as for a reader.
 
-Others need more: those with names from elsewhere (`snippets.GIVEN_TO`) are in
-`tests/test_readme.py`, docs/stores in `test_stores.py`, docs/trainers and docs/jax in
-`tests/integrations`, XLA in `tests/xla`.
+Others need more: README.md and docs/reference are tried by `tests/test_readme.py`, docs/stores by
+`test_stores.py`, docs/trainers and docs/jax in `tests/integrations`, XLA in `tests/xla`.
 
 1. The blocks of Python of a page share their names, in a folder of their own.
 2. A block that begins with ``# on each of 4 ranks`` runs on so many ranks of torch, one with
@@ -23,7 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 import xckpt
-from tests.support import jax_jobs, snippets
+from tests.support import jax_jobs
 from tests.support.ranks import Ranks
 from xckpt import errors
 from xckpt.cli.commands import commands
@@ -31,7 +30,7 @@ from xckpt.cli.commands import commands
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("start", "how-to", "torch", "why")
 PLANNER = "docs/why/planner.md"
-ELSEWHERE = (*snippets.GIVEN_TO, "docs/torch/xla.md", PLANNER)
+ELSEWHERE = ("docs/torch/xla.md", PLANNER)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MANY = re.compile(r"# on each of (\d) (ranks|JAX processes)\b")
 PAGES = [

@@ -46,6 +46,17 @@ def test_a_framework_that_was_never_imported_is_not_asked(monkeypatch: pytest.Mo
     assert before.describe(W, "w") is not None
 
 
+def test_a_framework_whose_import_is_forbidden_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    """Tests hide a package so; it looked like one that was imported."""
+    known = {*registry._MODULES, *registry._GROUPS, *registry._NOTICES} - {"numpy"}
+    for framework in sorted(known):
+        monkeypatch.setitem(sys.modules, framework, None)
+    xckpt.save("memory://forbidden-frameworks", {"w": W})
+    assert registry.preemption_notices() == []
+    assert np.array_equal(xckpt.load("memory://forbidden-frameworks")["w"], W)
+    assert loaded_adapters().describe(object(), "w") is None
+
+
 def test_what_is_imported_during_a_save_is_found(monkeypatch: pytest.MonkeyPatch):
     """A planner may import a framework in one of its hooks."""
 

@@ -22,6 +22,7 @@ import xckpt
 from benchmarks.probe import memory_of
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.plan.save import DefaultSavePlanner
+from xckpt.engine.save import IN_FLIGHT
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.staging import AsyncStager, BlockingAsyncStager
 
@@ -161,6 +162,13 @@ def test_the_next_save_waits(tmp_path: Path, again: str) -> None:
     assert (number_of(tmp_path / "a"), number_of(tmp_path / "b")) == (1, 2)
 
 
+def test_what_is_no_stager_is_refused_at_once(tmp_path: Path) -> None:
+    """It was an AttributeError of the thread, when the result was asked for."""
+    no_stager: Any = 3
+    with pytest.raises(TypeError, match="stager= takes an AsyncStager, not a int"):
+        xckpt.save_async(tmp_path / "ckpt", {"w": 1}, stager=no_stager)
+
+
 def test_a_stager_that_fails_fails_the_save(tmp_path: Path) -> None:
     saving = xckpt.save_async(tmp_path / "a", state(1), stager=FailingStager())
     with pytest.raises(OSError, match="no memory to stage in"):
@@ -294,11 +302,11 @@ def test_a_failure_that_one_rank_asked_for_still_fails_the_next_save_of_all(
 
 
 def test_memory_does_not_grow_over_many_saves(tmp_path: Path) -> None:
-    size = 48 * MEBIBYTE
+    size = 32 * MEBIBYTE
     array, path = np.ones(size, np.uint8), tmp_path / "a"
     for stager in (BlockingAsyncStager(cache_staged_state_dict=True), None):
         before, after = memory_of()["RssAnon"], []
-        for number in range(20):
+        for number in range(12):
             array[:: 1 << 12] = number
             xckpt.save_async(path, {"w": array}, stager=stager, overwrite=True).result()
             after.append(memory_of()["RssAnon"])
@@ -338,6 +346,29 @@ def test_the_interpreter_waits_for_a_save(tmp_path: Path, ending: str, code: int
     loaded = xckpt.load(tmp_path / "a")
     assert all((loaded[f"w{n}"] == n).all() for n in range(8))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_interrupt_while_the_thread_is_started_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name == "xckpt-save":
+            start(thread) if there else None
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        xckpt.save_async(tmp_path / "a", state(1))
+    monkeypatch.undo()
+    # What the exit and the next save wait for.
+    for saving in list(IN_FLIGHT):
+        assert isinstance(saving.saved.exception(5), KeyboardInterrupt)
+    xckpt.save_async(tmp_path / "b", state(2)).result(SECONDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_an_unseen_failure_is_logged_at_the_end(tmp_path: Path) -> None:

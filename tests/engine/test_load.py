@@ -1,4 +1,4 @@
-"""A load outlives an overwrite: it starts again from the new checkpoint, on all ranks alike."""
+"""A load survives an overwrite: it starts again from the new checkpoint, on all ranks alike."""
 
 from __future__ import annotations
 

@@ -10,9 +10,13 @@ import pytest
 
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results, run_ranks
+from tests.support.counted_bucket import CountedBucket
+from tests.support.servers import bucket
 from tests.support.sharded_arrays import holds, wish
 from xckpt.storage.chunks.chunk import Chunk, ChunkSource
 from xckpt.storage.host import far as far_module
+
+__all__ = ["bucket"]
 
 WHOLE = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
 RANKS = 16
@@ -74,6 +78,32 @@ def test_columns_of_what_was_saved_in_rows(path: str, read: list[int]) -> None:
     assert sum(read) == WHOLE.nbytes
 
 
+def test_shared_chunks_of_zarr_shards_in_a_bucket_are_a_request_each(
+    bucket: CountedBucket,
+) -> None:
+    """No request asks for the index of a shard: a chunk is where writers put it."""
+    url = "s3://bucket/shards"
+    given = xckpt.SaveOptions(chunk_bytes=1 << 17, shard_bytes=1 << 19, pack_bytes=0)
+    xckpt.save(url, {"w": WHOLE}, options=given)
+    bucket.taken()
+
+    def load(group: ThreadGroup) -> Any:
+        return xckpt.load(url, group=group, options=options(group, "job", 2))
+
+    for state in results(4, load):
+        assert (state["w"] == WHOLE).all()
+    chunks = [each for each in bucket.taken() if each.kind == "GET chunk"]
+    assert len(chunks) == WHOLE.nbytes >> 17
+    assert sum(each.answered for each in chunks) < WHOLE.nbytes + 2 * (1 << 10)
+    # A rank whose own chunks are read already must not wait for peers then.
+    for name in [name for name in bucket.objects if "/c/" in name]:
+        tag, content = bucket.objects[name]
+        bucket.objects[name] = tag, bytes([content[0] ^ 1]) + content[1:]
+    for outcome in run_ranks(4, load):
+        assert isinstance(outcome.error, xckpt.CorruptCheckpointError)
+        assert "w: [0, 64) x [0, 512)" in str(outcome.error)
+
+
 def test_what_the_default_is(path: str, read: list[int]) -> None:
     """Hosts share what lies in a bucket, but not what each has in its own memory or on a disk."""
 
@@ -102,7 +132,7 @@ def test_what_a_host_sends_is_verified_by_the_taker(
 
     for outcome in run_ranks(3, load):
         assert isinstance(outcome.error, xckpt.CorruptCheckpointError)
-        assert "another host sent what was not saved" in str(outcome.error)
+        assert "another host sent bytes that were not saved" in str(outcome.error)
 
 
 def test_damage_is_named_on_every_host(path: str, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_one_process_reads_what_many_ranks_saved(job):
 @examples(FEW)
 def test_zarr_python_reads_what_many_ranks_saved(tmp_path_factory, job):
     folder = tmp_path_factory.mktemp("job") / "ckpt"
-    # What lies in packs is no array to zarr, and many small chunks lie in packs by default.
+    # What lies in packs is not an array to zarr, and many small chunks lie in packs by default.
     save_job(replace(job, save_options=replace(job.save_options, pack_bytes=0)), folder)
     root = zarr.open_group(folder, mode="r", zarr_format=3)
     for name, leaf in job.leaves.items():
@@ -393,7 +393,7 @@ def test_a_planner_that_plans_for_too_few_ranks_fails_on_every_rank():
             plans, metadata = super().create_global_plan(all_plans)
             return plans[:1], metadata
 
-    expect_failures(save_with(lambda group: Short()), {0}, "1 answers for 2 ranks")
+    expect_failures(save_with(lambda group: Short()), {0}, "returned 1 plan(s): it must return 2")
 
 
 def test_a_planner_that_resolves_to_something_else_is_found_out():

@@ -226,7 +226,7 @@ class Numbers:
     def encode(self, obj: int, /) -> bytes:
         return bytes([obj])
 
-    def decode(self, buf: bytes, /) -> int:
+    def decode(self, buf: bytes | memoryview, /) -> int:
         return buf[0]
 
 

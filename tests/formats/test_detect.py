@@ -93,19 +93,21 @@ def test_what_is_unknown(tmp_path: Path) -> None:
         assert all(what in str(caught.value) for what in LOOKED_FOR.values())
     with pytest.raises(xckpt.NotACheckpointError, match="nothing is there"):
         open_source(tmp_path / "nowhere")
-    with pytest.raises(xckpt.NotACheckpointError, match="'pickle' cannot be read; known are xckpt"):
+    with pytest.raises(ValueError, match="'pickle' cannot be read; known are xckpt"):
         open_source(tmp_path / "file", "pickle")
     assert set(LOOKED_FOR) == set(SOURCES)
 
 
 def test_where_an_output_goes(tmp_path: Path) -> None:
     assert open_sink(tmp_path / "out") is None
+    assert open_sink(tmp_path / "out.pt", "xckpt") is None
+    for slip in ("w.safetensor", "model.pt", "pytorch_model.bin"):
+        with pytest.raises(xckpt.PathError, match="nothing of that ending can be written"):
+            open_sink(tmp_path / slip)
     assert open_sink("s3://bucket/out", "xckpt") is None
     assert type(open_sink(tmp_path / "w.safetensors")).__name__ == "SafetensorsSink"
     assert type(open_sink(tmp_path / "out", "safetensors")).__name__ == "SafetensorsSink"
-    with pytest.raises(
-        xckpt.NotACheckpointError, match="'torch' cannot be written; known are xckpt"
-    ):
+    with pytest.raises(ValueError, match="'torch' cannot be written; known are xckpt"):
         open_sink(tmp_path / "out", "torch")
 
 

@@ -106,8 +106,8 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
 }
 
 PLACES = ("path", "file", "memory", "s3", "gcs")
-TURNS = (("path",), ("s3", "gcs"), ("file", "memory"))
-"""The default tier tries every format from one of each; those of one line take turns."""
+TURNS = (("path",), ("s3", "memory", "gcs", "file"))
+"""The default tier tries every format from a path, and from one other place in turn."""
 _numbers = itertools.count()
 
 

@@ -83,7 +83,7 @@ def test_what_few_calls_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     reads: list[int] = []
     real = OpenFile.read_into
 
-    def counted(self: OpenFile, position: int, buffer: np.ndarray) -> None:
+    def counted(self: OpenFile, position: int, buffer: memoryview) -> None:
         reads.append(len(buffer))
         real(self, position, buffer)
 

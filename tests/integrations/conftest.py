@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import xckpt
 from tests.support.ranks import Ranks
 
 PLACES = [Path(__file__).parent, Path(__file__).parents[2] / "xckpt" / "integrations"]
@@ -33,3 +34,13 @@ def torchrun(rank: int) -> None:
     # The compiler's pool of processes would outlive the rank, and keep its pipe open.
     os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+def damage(checkpoint: Path) -> None:
+    """Flip a bit of its longest chunk, or of the pack that has it."""
+    files = [file for file in checkpoint.rglob("*") if file.is_file() and file.suffix == ""]
+    longest = max(files, key=lambda file: file.stat().st_size)
+    contents = bytearray(longest.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    longest.write_bytes(contents)
+    assert {problem.kind for problem in xckpt.open(checkpoint).verify()} == {"chunk"}

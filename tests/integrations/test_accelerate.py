@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import xckpt
-from tests.integrations.conftest import torchrun
+from tests.integrations.conftest import damage, torchrun
 from tests.support.ranks import Ranks
 
 STEPS = 6
@@ -86,6 +86,82 @@ def test_one_process_resumes(background: bool, tmp_path: Path) -> None:
     assert count == STEPS and len(whole) == 4 * 4
     assert all(map(torch.equal, whole, resumed))
     assert xckpt.open(tmp_path / "run").verify() == []
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_checkpoints_that_accelerate_names(background: bool, tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    def prepared() -> tuple[Any, Any]:
+        names = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+        accelerator = Accelerator(cpu=True, project_config=names)
+        return accelerator, accelerator.prepare(torch.nn.Linear(1, 1))
+
+    accelerator, model = prepared()
+    with pytest.raises(xckpt.NotACheckpointError):
+        load_state(accelerator)
+    futures: list[Any] = []
+    for number in range(4):
+        torch.nn.init.constant_(model.weight, number)
+        futures.append(save_state(accelerator, background=background))
+    assert all(future.result() for future in futures) if background else not any(futures)
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left[-2:] == ["checkpoint_2", "checkpoint_3"] and len(left) <= 2 + background
+    accelerator, model = prepared()
+    accelerator.project_configuration.iteration = 3
+    with pytest.raises(xckpt.CheckpointExistsError):
+        save_state(accelerator)
+    load_state(accelerator)
+    assert model.weight.item() == 3
+    save_state(accelerator)
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["checkpoint_3", "checkpoint_4"]
+    with pytest.raises(ValueError, match="give a path"):
+        save_state(Accelerator(cpu=True))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_damaged_newest_gives_way_to_the_one_before(background: bool, tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    def prepared() -> tuple[Any, Any]:
+        names = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=1)
+        accelerator = Accelerator(cpu=True, project_config=names)
+        return accelerator, accelerator.prepare(torch.nn.Linear(1, 1))
+
+    accelerator, model = prepared()
+    accelerator.project_configuration.total_limit = 3
+    for number in range(3):
+        torch.nn.init.constant_(model.weight, number)
+        save_state(accelerator)
+    root = tmp_path / "checkpoints"
+    damage(root / "checkpoint_2")
+    accelerator, model = prepared()
+    with pytest.raises(xckpt.CorruptCheckpointError):
+        load_state(accelerator, root / "checkpoint_2")
+    with pytest.warns(UserWarning, match=r"checkpoint_1 was restored.*checkpoint_2"):
+        load_state(accelerator)
+    assert model.weight.item() == 1
+    for number in (3, 4):
+        future = save_state(accelerator, background=background)
+        # Until the new one is committed, what was restored is the only good one.
+        left = sorted(path.name for path in root.iterdir() if not path.name.startswith("."))
+        if background and number == 3:
+            assert left[:2] == ["checkpoint_1", "checkpoint_2"]
+        if future is not None:
+            future.result()
+    left = sorted(path.name for path in root.iterdir())
+    assert left[-1] == "checkpoint_4" and len(left) == 1 + background
+    for name in left:
+        damage(root / name)
+    with pytest.raises(xckpt.CorruptCheckpointError):
+        load_state(prepared()[0])
 
 
 def on_rank_train(rank: int, path: str | None, start: int, end: int, sharded: bool) -> Any:

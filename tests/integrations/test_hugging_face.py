@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import xckpt
-from tests.integrations.conftest import torchrun
+from tests.integrations.conftest import damage, torchrun
 from tests.support.ranks import Ranks
 
 STEPS = 16
@@ -20,7 +20,12 @@ STEPS = 16
 
 
 def trained(
-    folder: Path | str, plain: bool = False, resume: Any = None, stop: int = -1, **settings: Any
+    folder: Path | str,
+    plain: bool = False,
+    resume: Any = None,
+    stop: int = -1,
+    callbacks: Any = (),
+    **settings: Any,
 ) -> tuple[Any, list[torch.Tensor]]:
     """The trainer after a run of a small Llama with dropout, and its parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -51,7 +56,9 @@ def trained(
         **settings,
     )
     kind: Any = Trainer if plain else XckptTrainer
-    trainer = kind(model, arguments, train_dataset=data, eval_dataset=data[:2])
+    trainer = kind(
+        model, arguments, train_dataset=data, eval_dataset=data[:2], callbacks=[*callbacks]
+    )
     trainer.train(resume_from_checkpoint=resume)
     return trainer, [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -63,7 +70,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(stop: int, tmp_path: Path) -> No
     path = tmp_path / "run" / f"checkpoint-{stop}"
     assert xckpt.open(path).verify() == []
     (path / "trainer_state.json").unlink()  # as if the run was killed right after the commit
-    trainer, resumed = trained(tmp_path / "run", resume=True)
+    trainer, resumed = trained(tmp_path / "run", resume=path if stop == 8 else True)
     assert trainer.state.global_step == STEPS
     assert all(map(torch.equal, whole, resumed))
 
@@ -73,6 +80,47 @@ def test_it_resumes_from_the_plain_trainer(tmp_path: Path) -> None:
     trained(tmp_path / "run", plain=True, stop=10)
     _, resumed = trained(tmp_path / "run", resume=True)
     assert all(map(torch.equal, whole, resumed))
+
+
+def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    _, whole = trained(tmp_path / "whole", plain=True)
+    trained(tmp_path / "run", stop=15, save_total_limit=None)
+    damage(tmp_path / "run" / "checkpoint-15")
+    (tmp_path / "run" / "checkpoint-10" / "xckpt.json").unlink()
+    with pytest.raises(xckpt.CorruptCheckpointError):  # a path names one and no other
+        trained(tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-15"))
+    with pytest.warns(
+        UserWarning, match=r"checkpoint-5 was restored.*checkpoint-15.*checkpoint-10"
+    ):
+        trainer, resumed = trained(tmp_path / "run", resume=True)
+    assert trainer.state.global_step == STEPS and all(map(torch.equal, whole, resumed))
+    assert xckpt.open(tmp_path / "run" / "checkpoint-15").verify() == []
+
+
+def test_where_all_are_damaged_no_run_begins_anew(tmp_path: Path) -> None:
+    trained(tmp_path, stop=10)
+    for name in ("checkpoint-5", "checkpoint-10"):
+        damage(tmp_path / name)
+    with pytest.raises(xckpt.CorruptCheckpointError, match="no checkpoint is good"):
+        trained(tmp_path, resume=True)
+
+
+def test_callbacks_go_on_where_they_were(tmp_path: Path) -> None:
+    from transformers import EarlyStoppingCallback
+
+    rules: Any = {"eval_strategy": "steps", "eval_steps": 5, "metric_for_best_model": "eval_loss"}
+    rules |= {"load_best_model_at_end": True, "learning_rate": 0.0}
+    rules |= {"restore_callback_states_from_checkpoint": True}
+    stopping = [EarlyStoppingCallback(early_stopping_patience=3)]
+    trained(tmp_path, stop=10, callbacks=stopping, **rules)
+    again = [EarlyStoppingCallback(early_stopping_patience=9)]
+    trainer, _ = trained(tmp_path, resume=True, stop=11, callbacks=again, **rules)
+    [found] = [
+        each
+        for each in trainer.callback_handler.callbacks
+        if isinstance(each, EarlyStoppingCallback)
+    ]
+    assert found.early_stopping_patience == 3 and found.early_stopping_patience_counter >= 1
 
 
 @pytest.mark.parametrize("limit, left", [(1, [16]), (2, [15, 16]), (None, [5, 10, 15, 16])])
@@ -125,5 +173,7 @@ def test_two_processes_resume(two_ranks: Ranks, tmp_path: Path) -> None:
     two_ranks.run(on_rank_train, str(tmp_path / "run"), False, None, 10)
     resumed = two_ranks.run(on_rank_train, str(tmp_path / "run"), False, True, -1)
     assert [size for size, _ in resumed] == [2, 2]
+    damage(tmp_path / "run" / "checkpoint-16")
+    resumed = two_ranks.run(on_rank_train, str(tmp_path / "run"), False, True, -1)
     for (_, once), (_, again) in zip(whole, resumed, strict=True):
         assert all(map(torch.equal, once, again))

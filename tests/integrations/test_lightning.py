@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 import xckpt
-from tests.integrations.conftest import torchrun
+from tests.integrations.conftest import damage, torchrun
 from tests.support.ranks import Ranks
 from xckpt.integrations.lightning import XckptCheckpointIO, XckptModelParallelStrategy
 
@@ -117,6 +117,22 @@ def test_model_checkpoint_keeps_what_it_keeps(
     assert Path(best).name in left
 
 
+@pytest.mark.parametrize("last", [True, "link"])
+def test_a_damaged_last_gives_way_to_the_newest_good_one(last: Any, tmp_path: Path) -> None:
+    _, whole = trained(tmp_path / "whole", EPOCHS)
+    keep = {"save_top_k": -1, "save_last": last}
+    trained(tmp_path / "run", 3, XckptCheckpointIO(), keep=keep)
+    newest = tmp_path / "run" / "epoch=2.ckpt"
+    for path in [newest, tmp_path / "run" / "last.ckpt"][: 2 if last is True else 1]:
+        damage(path)
+    path = str(newest)
+    with pytest.raises(xckpt.CorruptCheckpointError):  # a path names one and no other
+        trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(), path, keep=keep)
+    with pytest.warns(UserWarning, match=r"epoch=1.ckpt was restored.*last.ckpt.*epoch=2.ckpt"):
+        _, resumed = trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(), "last", keep=keep)
+    assert all(map(torch.equal, whole, resumed))
+
+
 class Fails(XckptCheckpointIO):
     """It cannot save the second epoch: a file is where a folder should be."""
 
@@ -172,6 +188,13 @@ def test_two_processes_resume(background: bool, two_ranks: Ranks, tmp_path: Path
     for (_, once), (_, again) in zip(whole, resumed, strict=True):
         assert all(map(torch.equal, once, again))
     assert xckpt.open(tmp_path / "run" / "last.ckpt").verify() == []
+    damage(tmp_path / "run" / "last.ckpt")
+    for (_, once), (_, again) in zip(
+        whole,
+        two_ranks.run(on_rank_train, str(tmp_path / "run"), EPOCHS, background, "last"),
+        strict=True,
+    ):
+        assert all(map(torch.equal, once, again))
 
 
 def strategy_of(size: int, background: bool = False) -> XckptModelParallelStrategy:
@@ -203,6 +226,9 @@ def test_two_processes_resume_sharded(
     for (sharded, left, before), (_, _, after) in zip(once, again, strict=True):
         assert sharded and left == ["epoch=0.ckpt", "epoch=1.ckpt", "last.ckpt"]
         assert len(before) == 4 + 3 * 4 and all(map(torch.equal, before, after))
+    damage(tmp_path / "run" / "last.ckpt")
+    again = two_ranks.run(on_rank_train_sharded, run, EPOCHS, background, "last")
+    assert all(map(torch.equal, once[0][2], again[0][2]))
     # By one process, which has nothing left to train; then whole, in a module.
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -16,6 +16,7 @@ import pytest
 from orbax.checkpoint.experimental import v1 as ocp1
 
 import xckpt
+from tests.integrations.conftest import damage
 from tests.support.jax_jobs import run
 from xckpt.integrations.orbax import XckptCheckpointable, XckptRestore, XckptSave
 
@@ -89,6 +90,17 @@ def test_a_resumed_run_is_the_uninterrupted_one(v1: bool, tmp_path: Path) -> Non
     assert jax.tree.structure(resumed) == jax.tree.structure(whole)
     assert jax.tree.all(jax.tree.map(np.array_equal, resumed, whole))
     assert not jax.tree.all(jax.tree.map(np.array_equal, resumed, half))
+
+
+@pytest.mark.parametrize("v1", [False, True], ids=["v0", "v1"])
+def test_xckpts_manager_passes_a_damaged_step_over(v1: bool, tmp_path: Path) -> None:
+    last = trained(tmp_path / "run", 5, v1)
+    checkpoints = xckpt.CheckpointManager(tmp_path / "run")
+    found = checkpoints.restore(last)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, last))
+    damage(tmp_path / "run" / "4" / ("state" if v1 else "default"))
+    with pytest.warns(UserWarning, match="step 3 was restored"):
+        checkpoints.restore(last)
 
 
 def test_items_side_by_side(tmp_path: Path) -> None:

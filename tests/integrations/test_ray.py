@@ -1,4 +1,4 @@
-"""Ray Train with two workers: nothing is uploaded, Ray's rules keep, a fault is recovered from."""
+"""Ray Train with two workers: nothing is uploaded, Ray's rules keep, damage is passed over."""
 
 # pyright: reportMissingImports=false
 
@@ -34,7 +34,7 @@ def cluster() -> Iterator[None]:
 
 
 def trained(root: Path, name: str, fails_at: int | None) -> Any:
-    """The result of a run whose workers die once before a step."""
+    """The result of a run whose workers die once before a step, and damage the one before."""
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -42,6 +42,7 @@ def trained(root: Path, name: str, fails_at: int | None) -> Any:
         import torch
 
         import xckpt
+        from tests.integrations.conftest import damage
         from xckpt.integrations.ray import report, restore_into
 
         rank = torch.distributed.get_rank()
@@ -55,6 +56,8 @@ def trained(root: Path, name: str, fails_at: int | None) -> Any:
         assert restored is bool(start) and own.tolist() == [rank] * 3
         for step in range(int(start), STEPS):
             if step == config["fails_at"] and not restored:
+                if rank == 0:
+                    damage(config["folder"] / f"step-{step - 1}")
                 raise RuntimeError("a fault")
             batch = torch.sin(torch.arange(16.0) + step).view(4, 4)
             model(batch).square().mean().backward()
@@ -65,7 +68,7 @@ def trained(root: Path, name: str, fails_at: int | None) -> Any:
 
     return TorchTrainer(
         loop,
-        train_loop_config={"fails_at": fails_at},
+        train_loop_config={"fails_at": fails_at, "folder": root / name},
         scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5}),
         run_config=RunConfig(
             storage_path=str(root),
@@ -82,6 +85,7 @@ def test_two_workers_resume(tmp_path: Path) -> None:
     from xckpt.integrations.ray import url_of
 
     states = []
+    # A run of Ray takes a minute: the fault and the damage are in one.
     for name, fails_at in (("whole", None), ("run", 4)):
         result = trained(tmp_path, name, fails_at)
         assert result.metrics["step"] == STEPS - 1

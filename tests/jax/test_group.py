@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -12,10 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import xckpt
 from tests.support.jax_jobs import run
+from tests.support.time_limit import ALLOWANCE
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
@@ -27,7 +30,12 @@ SIZES = [0, 1, 1000, PART_BYTES - 8, PART_BYTES - 7, PART_BYTES + 5, 3 * PART_BY
 
 
 def noise(size: int, seed: int) -> bytes:
-    return hashlib.shake_128(bytes([seed])).digest(size)
+    return np.random.default_rng(seed).bytes(size)
+
+
+@functools.cache
+def noise_digest(size: int, seed: int) -> str | None:
+    return digest(noise(size, seed))
 
 
 def digest(data: bytes | None) -> str | None:
@@ -68,15 +76,17 @@ def exchange(coordinator: int) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("processes, coordinator", [(2, 0), (3, 2)])
+@pytest.mark.parametrize(
+    "processes, coordinator", [pytest.param(2, 0, marks=pytest.mark.thorough), (3, 2)]
+)
 def test_bytes_arrive_in_rank_order_and_nothing_stays(processes: int, coordinator: int) -> None:
     answers = run(exchange, processes, coordinator)
     for rank, answer in enumerate(answers):
         assert isinstance(answer, dict)
         assert (answer["rank"], answer["size"]) == (rank, processes)
-        assert answer["scattered"] == [digest(noise(size, 10 + rank)) for size in SIZES]
-        assert answer["sent"] == [digest(noise(size, 99)) for size in SIZES]
-        everyone = [[digest(noise(size, other)) for other in range(processes)] for size in SIZES]
+        assert answer["scattered"] == [noise_digest(size, 10 + rank) for size in SIZES]
+        assert answer["sent"] == [noise_digest(size, 99) for size in SIZES]
+        everyone = [[noise_digest(size, other) for other in range(processes)] for size in SIZES]
         nothing = [None] * len(SIZES)
         assert answer["gathered"] == (everyone if rank == coordinator else nothing)
         assert answer["left"] == []
@@ -204,7 +214,7 @@ def test_the_coordinator_takes_the_word_of_a_rank_that_others_are_silent() -> No
     first, _, last = cast(list[Any], run(suspecting, 3))
     for ranks, seconds in (first, last):
         assert ranks == [1]
-        assert seconds < 2
+        assert seconds < 2 * ALLOWANCE
 
 
 def killed() -> str:

@@ -157,3 +157,13 @@ def test_much_on_one_device_because_nothing_else_was_said_is_warned_of() -> None
     placed = jax.ShapeDtypeStruct(big.shape, big.dtype, sharding=sharding)
     for quiet in ({"a": placed, "b": likes["b"]}, {"a": big}):
         ADAPTER.prepared(quiet, xckpt.Metadata({}))
+
+
+def test_shardings_of_more_dimensions_than_the_arrays_are_refused_by_name():
+    """JAX's own ValueError came, for the first of them, without its name."""
+    xckpt.save("memory://resuming-too-many", {"v": np.ones(8), "w": np.ones((8, 8))})
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("x", "y"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x", None, "y"))
+    with pytest.raises(xckpt.UnsupportedLeafError, match="2 leaves cannot be loaded") as refused:
+        xckpt.load("memory://resuming-too-many", {"v": sharding, "w": sharding})
+    assert [problem[:3] for problem in refused.value.problems] == ["v: ", "w: "]

@@ -151,12 +151,16 @@ def trained(spread: Mesh) -> TrainState:
     return stepped(stepped(state))
 
 
-def stepped(state: TrainState) -> TrainState:
-    def loss(params: dict[str, dict[str, jax.Array]]) -> jax.Array:
-        dense = params["dense"]
-        return jnp.sum((jnp.ones((3, 8)) @ dense["kernel"] + dense["bias"]) ** 2)
+def loss(params: dict[str, dict[str, jax.Array]]) -> jax.Array:
+    dense = params["dense"]
+    return jnp.sum((jnp.ones((3, 8)) @ dense["kernel"] + dense["bias"]) ** 2)
 
-    return state.apply_gradients(grads=jax.jit(jax.grad(loss))(state.params))
+
+gradients = jax.jit(jax.grad(loss))
+
+
+def stepped(state: TrainState) -> TrainState:
+    return state.apply_gradients(grads=gradients(state.params))
 
 
 @pytest.fixture(scope="module")

@@ -291,7 +291,7 @@ def test_all_problems_are_reported_at_once() -> None:
         (("a", "b"), "c", [Concatenate((1, 1, 1))], {}, "takes 3 tensors, but has 2"),
         ("a", (), [], {}, "give 1 tensors for 0 targets"),
         ((), (), [], {}, "neither source nor target"),
-        ("a.{i}", "b.{i}", [], {"i": (3, 3)}, "no range"),
+        ("a.{i}", "b.{i}", [], {"i": (3, 3)}, "not a range"),
         ("a.{i}", "b.{i}", [], {"i": (1, 2, 3, 4)}, r"a range is \[start, stop\]"),
     ],
 )
@@ -476,7 +476,10 @@ def test_trees_are_taken_for_source_and_target() -> None:
         ("[[rule]]\nsource = 'a'\ntarget = 'b'\noperations = [{}]", "no operation"),
         ("[[rule]]\nsource = 'a'\ntarget = 'b'\noperations = [3]", "an operation is a table"),
         ("[[rule]]\nsource = 'a'\ntarget = 'b'\noperations = [{ turn = 1 }]", "no operation"),
-        ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose=[0, 0]}]", "is no order of 2"),
+        (
+            "[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose=[0, 0]}]",
+            "not an order of 2",
+        ),
         ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose='x'}]", "Expected `array`"),
         ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose=[0], axis=1}]", "unknown field"),
         ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose=[0], tie=1}]", "tie"),
@@ -486,8 +489,8 @@ def test_trees_are_taken_for_source_and_target() -> None:
         ("[[rule]]\nsource = 'a.{i'\ntarget = 'b'", "does not close"),
         ("version = 9", "version 9"),
         ("rules = []", "not rules"),
-        ("then = 3", "what follows is a table"),
-        ("a = ", "no TOML"),
+        ("then = 3", "then is a table"),
+        ("a = ", "not TOML"),
     ],
 )
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -564,6 +567,16 @@ def test_the_steps_grow_as_the_leaves_do_however_many_rules_there_are() -> None:
     assert resolved_and_checked(*few) == 120
     each = steps(lambda: resolved_and_checked(*few)) / 120
     assert steps(lambda: resolved_and_checked(*many)) / 360 < 1.1 * each < 2000
+
+
+def test_a_check_reports_how_far_it_is() -> None:
+    mapping, source = many_leaves(30)
+    wanted = mapping.resolve(source).targets
+    seen: list[float] = []
+    mapping.then(mapping.inverse()).then(mapping).check(source, wanted, progress=seen.append)
+    assert len(seen) > 6
+    assert seen == sorted(seen)
+    assert 0.0 < seen[0] < seen[-1] == 1.0
 
 
 @pytest.mark.thorough

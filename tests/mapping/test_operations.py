@@ -86,7 +86,7 @@ def test_every_operation_is_its_inverses_inverse_and_its_own_document(operation:
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: Transpose((0, 2)), "no order of 2 axes"),
+        (lambda: Transpose((0, 2)), "not an order of 2 axes"),
         (lambda: Reshape(((-1, -1), (4,))), "at most one size left open"),
         (lambda: Reshape(((2, -2), (4,))), "at most one size left open"),
         (lambda: Reshape(((2, 3), (4,))), "differ in their number of elements"),
@@ -96,13 +96,13 @@ def test_every_operation_is_its_inverses_inverse_and_its_own_document(operation:
         (lambda: Rearrange("a -> a", {"a": 0}), "sizes are at least 1"),
         (lambda: Rearrange("a b"), "before -> after"),
         (lambda: Rearrange("a -> a -> a"), "before -> after"),
-        (lambda: Rearrange("(a -> a"), "is no list of names"),
-        (lambda: Rearrange("a, b -> b a"), "is no list of names"),
+        (lambda: Rearrange("(a -> a"), "is not a list of names"),
+        (lambda: Rearrange("a, b -> b a"), "is not a list of names"),
         (lambda: Rope("pairs", 0), "0 heads"),
-        (lambda: Rope("pairs", 1, rotary=3), "no pairs"),
-        (lambda: Split(()), "no sizes of parts"),
-        (lambda: Split((3, -1)), "no sizes of parts"),
-        (lambda: GroupedInterleave((-1,), 2), "no sizes of parts"),
+        (lambda: Rope("pairs", 1, rotary=3), "not pairs"),
+        (lambda: Split(()), "not sizes of parts"),
+        (lambda: Split((3, -1)), "not sizes of parts"),
+        (lambda: GroupedInterleave((-1,), 2), "not sizes of parts"),
         (lambda: GroupedInterleave((1,), 0), "no 0 groups"),
         (lambda: GroupedDeinterleave((1,), 0), "no 0 groups"),
         (lambda: Interleave(0), "no 0 parts"),
@@ -190,7 +190,7 @@ def test_a_cast_is_exact_where_every_value_survives_it(before: str) -> None:
         there = Arithmetic("cast", before, after)
         made = there(values)
         survives = there.inverse()(made).tobytes() == values.tobytes()
-        # A negative number may come back from an unsigned one, but is no value of it.
+        # A negative number may come back from an unsigned one, but is not a value of it.
         equal = (made.astype(np.complex128) == values.astype(np.complex128)).all()
         assert is_exact_cast(before, after) == (survives and equal), after
 

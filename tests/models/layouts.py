@@ -75,9 +75,9 @@ class Arranged:
     @classmethod
     def of(cls, case: Case) -> Arranged:
         """The models, with random weights."""
-        config = getattr(transformers, case.config)(**case.sizes)
+        config = getattr(transformers(), case.config)(**case.sizes)
         torch.manual_seed(7)
-        models = [getattr(transformers, case.model)(config).eval() for _ in range(2)]
+        models = [getattr(transformers(), case.model)(config).eval() for _ in range(2)]
         with torch.no_grad():
             for model in models:
                 for parameter in model.parameters():

@@ -42,8 +42,8 @@ def weights() -> Arrays:
 
 def flax_model() -> Any:
     """FlaxBertModel with MiniLM's sizes; its parameters are never looked at."""
-    config = transformers.BertConfig.from_json_file(package_folder() / "config.json")
-    return transformers.FlaxBertModel(config, _do_init=False)
+    config = transformers().BertConfig.from_json_file(package_folder() / "config.json")
+    return transformers().FlaxBertModel(config, _do_init=False)
 
 
 def sentences() -> tuple[NDArray[np.int32], NDArray[np.int32]]:

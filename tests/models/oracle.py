@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Mapping
@@ -26,17 +27,6 @@ from numpy.typing import NDArray
 
 from tests.models.catalogue import BATCH, TOKENS, VOCABULARY, Case
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-import transformers
-from transformers.modeling_flax_pytorch_utils import (
-    convert_pytorch_state_dict_to_flax,
-    load_flax_weights_in_pytorch_model,
-)
-from transformers.models.t5 import modeling_flax_t5
-
-# Each Flax class says that it is deprecated, each conversion which weights it used.
-transformers.logging.set_verbosity_error()
-
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -51,7 +41,17 @@ class _OlderNumpy:
         return jnp.clip(array, min=a_min, max=a_max)
 
 
-modeling_flax_t5.jnp = _OlderNumpy()  # pyright: ignore[reportAttributeAccessIssue]
+@functools.cache
+def transformers() -> Any:
+    """The library, imported at the first call: it takes seconds, and every worker collects this."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import transformers
+    from transformers.models.t5 import modeling_flax_t5
+
+    # Each Flax class says that it is deprecated, each conversion which weights it used.
+    transformers.logging.set_verbosity_error()
+    modeling_flax_t5.jnp = _OlderNumpy()  # pyright: ignore[reportAttributeAccessIssue]
+    return transformers
 
 
 def inputs_of(case: Case, seed: int = 0) -> Arrays:
@@ -88,14 +88,14 @@ class Pair:
     @classmethod
     def of(cls, case: Case) -> Pair:
         """Both models, with random weights that have nothing to do with each other."""
-        config = getattr(transformers, case.config)(**case.sizes)
+        config = getattr(transformers(), case.config)(**case.sizes)
         torch.manual_seed(7)
-        torch_model = getattr(transformers, case.model)(config).eval()
+        torch_model = getattr(transformers(), case.model)(config).eval()
         generator = torch.Generator().manual_seed(8)
         with torch.no_grad():
             for parameter in torch_model.parameters():  # each once, tied or not
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
-        flax_model = getattr(transformers, f"Flax{case.model}")(config, _do_init=False)
+        flax_model = getattr(transformers(), f"Flax{case.model}")(config, _do_init=False)
         return cls(case, config, torch_model, flax_model)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -118,6 +118,8 @@ class Pair:
 
     def expected_back(self, params: Mapping[str, Any]) -> Arrays:
         """Flax parameters as transformers makes a `state_dict` of them, tied copies included."""
+        from transformers.modeling_flax_pytorch_utils import load_flax_weights_in_pytorch_model
+
         model = type(self.torch_model)(self.config)
         with warnings.catch_warnings():
             # transformers hands torch arrays of JAX, which are not written to here.
@@ -156,6 +158,8 @@ def converted(flax_model: Any, state: Mapping[str, torch.Tensor]) -> Arrays:
 
     What the Flax model has no place for (tied copies, buffers, another head) is left out.
     """
+    from transformers.modeling_flax_pytorch_utils import convert_pytorch_state_dict_to_flax
+
     shapes = flax_model.params_shape_tree
     model = SimpleNamespace(params=shapes, base_model_prefix=flax_model.base_model_prefix)
     made = flat(convert_pytorch_state_dict_to_flax(dict(state), model))
@@ -185,7 +189,7 @@ def difference(left: Arrays, right: Arrays) -> float:
     """The largest absolute difference between outputs of the same names.
 
     Raises:
-        AssertionError: nothing to compare, other shapes, or a value that is no number.
+        AssertionError: nothing to compare, other shapes, or a value that is not a number.
     """
     names = left.keys() & right.keys()
     assert names, (sorted(left), sorted(right))

@@ -36,8 +36,8 @@ UNPOOLED += ("FlaxViTForImageClassification",)
 
 def state_of(case: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """A configuration, and a `state_dict` of random weights."""
-    config = getattr(transformers, CASES[case].config)(**CASES[case].sizes)
-    model = getattr(transformers, CASES[case].model)(config)
+    config = getattr(transformers(), CASES[case].config)(**CASES[case].sizes)
+    model = getattr(transformers(), CASES[case].model)(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
@@ -50,7 +50,7 @@ def arrays_of(state: dict[str, torch.Tensor]) -> Arrays:
 
 def expected(flax: str, config: Any, state: dict[str, torch.Tensor]) -> Arrays:
     """The parameters that both have, as transformers converts them."""
-    return converted(getattr(transformers, flax)(config, _do_init=False), state)
+    return converted(getattr(transformers(), flax)(config, _do_init=False), state)
 
 
 @pytest.mark.models

@@ -1,7 +1,7 @@
 """Every family, both ways, against transformers' own conversion and the models' outputs.
 
-The few of `QUICK` run with all tests; the rest is marked ``models`` and run by ``make
-test-models``, since XLA takes seconds to compile each model.
+The few of `QUICK` run with all tests, those of `THOROUGH` in that tier; the rest is marked
+``models`` and run by ``make test-models``, since XLA takes seconds to compile each model.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from tests.models.catalogue import CASES
 from tests.models.conftest import Note
 from tests.support.ranks import Ranks
 
-QUICK = ("llama", "gpt2", "bert BertModel", "llama biased, scanned, pairs")
+QUICK = ("gpt2", "llama biased, scanned, pairs")
+THOROUGH = ("llama", "bert BertModel")
 
-EACH = [
-    pytest.param(name, id=name, marks=() if name in QUICK else pytest.mark.models) for name in CASES
-]
+
+def _marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    if name in QUICK:
+        return ()
+    return (pytest.mark.thorough if name in THOROUGH else pytest.mark.models,)
+
+
+EACH = [pytest.param(name, id=name, marks=_marks(name)) for name in CASES]
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -41,6 +41,6 @@ def test_a_folder_there_and_back(case: str, tmp_path: Path) -> None:
     back.mkdir()
     shutil.copy(folder / "config.json", back)
     convert(tmp_path / "trained", back / WEIGHTS, mapping=mapping.inverse())
-    state = getattr(transformers, CASES[case].model).from_pretrained(back).state_dict()
+    state = getattr(transformers(), CASES[case].model).from_pretrained(back).state_dict()
     wanted = {name: leaf.numpy() for name, leaf in pair.state().items()}
     moves.same({name: leaf.numpy() for name, leaf in state.items()}, wanted)

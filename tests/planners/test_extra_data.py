@@ -77,9 +77,9 @@ def test_every_rank_sees_the_same_whatever_json_makes_of_it():
 @pytest.mark.parametrize(
     "part, text",
     [
-        ({"when": float("nan")}, "planner_data/1/when: nan is no JSON number"),
+        ({"when": float("nan")}, "planner_data/1/when: nan is not a JSON number"),
         ({3: 4}, "planner_data/1: the key 3 is a int; JSON keys are strings"),
-        (b"bytes", "planner_data/1: a builtins.bytes is no JSON value"),
+        (b"bytes", "planner_data/1: a builtins.bytes is not a JSON value"),
     ],
 )
 def test_what_json_cannot_carry_is_refused_and_nothing_is_saved(tmp_path, part, text):

@@ -152,7 +152,7 @@ def test_steps_that_no_name_can_say_are_refused(tmp_path: Path) -> None:
 def test_metrics_that_are_none_are_named(tmp_path: Path) -> None:
     checkpoints = xckpt.CheckpointManager(tmp_path)
     wrong: list[tuple[Any, str]] = [
-        ({"loss": 10**400}, r"metrics\['loss'\] is no number: int too large"),
+        ({"loss": 10**400}, r"metrics\['loss'\] is not a number: int too large"),
         ([("loss", 1)], "metrics= is a mapping from names to numbers, .* not a list"),
         ({1: 2.0}, r"metrics\[1\] has no name: a name is a str"),
     ]

@@ -10,7 +10,7 @@ import msgspec
 from xckpt.core.dtypes import DTYPES, EXTENDED
 from xckpt.core.manifest.codec import FORMAT, VERSION
 from xckpt.core.manifest.decode import ManifestText
-from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN
+from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN, PACKED
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.viewer.model import Page, ProgressShown, TextShown
 from xckpt.viewer.values import PlaneValues
@@ -125,6 +125,10 @@ def _group() -> Schema:
         must_understand={"const": False},
         metadata={"type": "object", "additionalProperties": {"type": "object"}},
     )
+    count, types = {"type": "integer", "minimum": 1}, {"enum": list(EXTENDED)}
+    packed: Schema = {"packed_arrays": count, "packed": {"const": PACKED}}
+    lacking: Schema = {"data_types": {"type": "array", "items": types}, "note": {"const": LACKING}}
+    about = [_object(**packed), _object(**lacking), _object(**packed, **lacking)]
     schema = _object(
         zarr_format={"const": 3},
         node_type={"const": "group"},
@@ -133,10 +137,7 @@ def _group() -> Schema:
             "properties": {
                 "shape": sizes,
                 "dimension_names": {"type": "array", "items": {"type": "string"}},
-                "xckpt": _object(
-                    data_types={"type": "array", "items": {"enum": list(EXTENDED)}},
-                    note={"const": LACKING},
-                ),
+                "xckpt": {"oneOf": about},
             },
             "additionalProperties": False,
         },

@@ -48,7 +48,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "Both MUST see every write": ("tests/storage/test_buckets.py::test_overwrite",),
     "3. to write an object as a whole": ("tests/storage/test_buckets.py::test_overwrite",),
     "- It MUST have compared the base's": (f"{SHARING}::test_a_damaged_base_is_not_shared",),
-    "- It MUST NOT share what is no plain": (f"{SHARING}::test_a_damaged_base_is_not_shared",),
+    "- It MUST NOT share what is not a plain": (f"{SHARING}::test_a_damaged_base_is_not_shared",),
     "- Whatever writes, replaces or deletes": (
         f"{SHARING}::test_what_changed_is_written",
         f"{STORAGE}/base/test_packs.py::test_a_chain_of_saves",
@@ -88,7 +88,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{CORE}/test_tree.py::test_contradictions_are_refused",
         BOTH,
     ),
-    "A reader MUST refuse content that is no UTF-8": (
+    "A reader MUST refuse content that is not UTF-8": (
         f"{CORE}/test_values.py::test_stored_content_that_is_no_value_is_refused_by_name",
     ),
     "What opaque bytes mean": (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
@@ -21,7 +22,7 @@ from tests.support.examples import examples
 from tests.support.manifests import digest, example, manifests
 from tests.support.states import LAYOUTS, everything
 from xckpt.core import tree
-from xckpt.core.dtypes import DTYPES, item_size
+from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.core.manifest import codec as manifest_module
 from xckpt.core.manifest import rules
 from xckpt.core.manifest.codec import encode
@@ -68,6 +69,18 @@ def test_saved_documents_fit_their_schemas(tmp_path: Path, layout: str) -> None:
             MANIFEST.validate(document)
         else:
             (ARRAY if document["node_type"] == "array" else GROUP).validate(document)
+
+
+@pytest.mark.parametrize("dtypes", [["float32"], ["float32", "bfloat16"]])
+def test_the_root_of_a_packed_checkpoint_fits_its_schema(tmp_path: Path, dtypes: list[str]) -> None:
+    """It was refused: the schema knew of lacking data types alone."""
+    state = {dtype: np.ones((2, 3), numpy_dtype(dtype)) for dtype in dtypes}
+    xckpt.save(tmp_path / "ckpt", state, options=xckpt.SaveOptions(pack_bytes=64))
+    root = json.loads((tmp_path / "ckpt" / "zarr.json").read_bytes())
+    GROUP.validate(root)
+    about = root["attributes"]["xckpt"]
+    assert about.pop("packed_arrays") == len(dtypes)
+    assert not GROUP.is_valid(root)  # one field without the other
 
 
 def test_golden_documents_fit_their_schemas() -> None:

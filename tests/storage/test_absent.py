@@ -32,17 +32,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("", "it holds 3 checkpoints: step_2, step_9, step_10; give the path of one: "),
         ("step_12", "it does not exist; beside it: step_2, step_9, step_10; did you mean "),
         ("zzz", "it does not exist; beside it: step_2, step_9, step_10"),
-        ("step_11", "nothing is at the path yet: a save to it goes on, or was cut off"),
+        ("step_11", "nothing is at the path yet: a save to it is running or was cut off"),
         ("notes", "there is no xckpt.json in it, only: todo.txt; check the path"),
-        ("notes/todo.txt/x", "todo.txt is no folder"),
+        ("notes/todo.txt/x", "todo.txt is not a folder"),
         ("no/where", "no does not exist"),
+        ("step_9/w", "it lies in the checkpoint {}/step_9: give that path, and leaves by their"),
+        ("step_9/xckpt.json", "is a file, not a checkpoint folder; it lies in the checkpoint {}"),
     ],
 )
 def test_what_is_there_instead(run: Path, name: str, words: str) -> None:
     with pytest.raises(xckpt.NotACheckpointError) as caught:
         xckpt.load(run / name)
-    assert f"holds no committed checkpoint: {what_is_there(run / name)}" in str(caught.value)
-    assert words in str(caught.value)
+    if not (run / name).is_file():
+        assert f"holds no committed checkpoint: {what_is_there(run / name)}" in str(caught.value)
+    assert words.format(run) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,7 @@ def test_many_steps_are_not_all_shown(tmp_path: Path) -> None:
         ("model.keras", b"PK\3\4", "keras.saving.load_model"),
         ("model.h5", b"\x89HDF\r\n\x1a\n", "h5py"),
         ("state.pkl", b"\x80\4", "nothing is unpickled"),
+        (".zgroup", b'{"zarr_', "zarr.open_group"),
     ],
 )
 def test_formats_that_are_not_read_are_named(

@@ -75,7 +75,7 @@ def test_the_attributes_cure_works(mixed: Path) -> None:
     assert isinstance(found, zarr.Array)
     half = np.asarray(found[:])
     assert half.dtype == ml_dtypes.bfloat16 and np.array_equal(half, KNOWN.astype(half.dtype))
-    with pytest.warns(UserWarning, match="xckpt"):  # What is no zarr: the manifest, the digests.
+    with pytest.warns(UserWarning, match="xckpt"):  # What is not zarr: the manifest, the digests.
         names = {name for name, _ in root.members(max_depth=None)}
     assert names >= {"model/known", "model/int4", "opt/nu/2"}
 

@@ -13,6 +13,8 @@ import pytest
 import xxhash
 
 import xckpt
+from conformance.twins.pieces import cut_of
+from tests.support.hostile_claims import write_manifest
 from xckpt.core.manifest.codec import encode
 from xckpt.core.manifest.entries import Manifest, TensorEntry
 from xckpt.storage.array import digest_bytes
@@ -156,3 +158,41 @@ def test_billions_of_chunks(tmp_path: Path, chunks: int) -> None:
         xckpt.load(path)
     assert any("not looked at" in problem for problem in xckpt.open(path).verify())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < (256 + 64) << 10
+
+
+def test_of_many_altered_documents_some_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xckpt.storage.checkpoint.MOST_PROBLEMS", 3)
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {f"w{n}": np.zeros(n) for n in range(6)})
+    for document in path.glob("w*/zarr.json"):
+        document.unlink()
+    problems = xckpt.open(path).verify()
+    assert [problem.leaf for problem in problems] == ["w0", "w1", "w2", None]
+    line = "3 zarr.json are altered or unreadable; the others were not looked at"
+    assert str(problems[-1]) == line
+
+
+def test_pieces_that_leaves_share_count_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece of each leaf is a destination of its own, however short the manifest."""
+    monkeypatch.setattr("xckpt.storage.chunks.requests.FEWEST_BYTES", 1 << 20)
+    count, leaves = 300, 4
+    rows = [{"offset": [n], "shape": [1], "chunk": [1]} for n in range(count)]
+    entry = {"kind": "tensor", "dtype": "int8", "shape": [count], "pieces": 0}
+    size = count * leaves * 16
+    (tmp_path / "xckpt.digests").write_bytes(bytes(size))
+    body = {
+        "leaves": [{**entry, "name": f"l/{n}"} for n in range(leaves)],
+        "digests": xxhash.xxh3_128_hexdigest(bytes(size)),
+        "cuts": [cut_of(rows, 1)],
+        "pack_bytes": 0,
+    }
+    write_manifest(tmp_path, msgspec.json.encode(body))
+    words = r"l/2: .* takes 1.0 MiB, more than memory_bytes .*; raise LoadOptions\(memory_bytes=\)"
+    with pytest.raises(xckpt.LeafTooLargeError, match=words):
+        xckpt.load(tmp_path, options=xckpt.LoadOptions(memory_bytes=1))
+    with pytest.raises(xckpt.CorruptCheckpointError, match="the chunk is missing"):
+        xckpt.load(tmp_path)

@@ -20,6 +20,7 @@ from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "gcs", "s3"]
 
+OFTEN = ("plain", "sharded crc32c")
 NEW = {"w": np.arange(20), "step": 2}
 
 
@@ -39,7 +40,13 @@ def step_at(url: str) -> object:
     return checkpoint["step"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=() if layout in OFTEN else pytest.mark.thorough)
+        for layout in LAYOUTS
+    ],
+)
 def test_everything_comes_back(url: str, layout: str) -> None:
     state = everything()
     xckpt.save(url, state, metadata={"run": 1}, options=LAYOUTS[layout])

@@ -65,6 +65,9 @@ def test_a_location_is_written_as_it_was_given(text: str) -> None:
         ("", "the path is empty"),
         ("http://host/ckpt", "'http' is not supported"),
         ("S3://bucket/ckpt", "'S3' is not supported"),
+        ("hf://meta/llama", "'hf' is not supported; download it and give a local path"),
+        ("s3:/bucket/ckpt", "a URL has two slashes"),
+        ("gs:bucket/ckpt", "a URL has two slashes"),
         ("://x", "'' is not supported"),
         ("s3://", "no bucket is named"),
         ("s3:///run", "no bucket is named"),
@@ -75,8 +78,9 @@ def test_a_location_is_written_as_it_was_given(text: str) -> None:
 )
 @pytest.mark.parametrize("call", [xckpt.load, xckpt.open, lambda path: xckpt.save(path, {})])
 def test_unusable_paths_are_refused(text: str, message: str, call) -> None:
-    with pytest.raises(xckpt.StorageError, match=message):
+    with pytest.raises(xckpt.PathError, match=message) as raised:
         call(text)
+    assert isinstance(raised.value, ValueError)  # as other arguments that make no sense
 
 
 @pytest.mark.parametrize("path", [b"/data/ckpt", 3, None, {"w": np.zeros(1)}, ["a"]])
@@ -96,6 +100,11 @@ def test_a_path_like_of_bytes_is_a_type_error() -> None:
 
     with pytest.raises(TypeError, match="PathLike of str"):
         xckpt.load(Bytes())
+
+
+def test_the_root_of_the_file_system_is_a_folder() -> None:
+    with pytest.raises(xckpt.NotACheckpointError, match=r"^/ holds no committed checkpoint: there"):
+        xckpt.open("/")
 
 
 def test_swapped_arguments_name_the_right_call(tmp_path: Path) -> None:

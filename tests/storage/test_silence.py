@@ -27,6 +27,7 @@ from tests.support.faulty_bucket import (
     never,
 )
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
+from tests.support.time_limit import ALLOWANCE
 from xckpt.cli.commands import commands
 from xckpt.convert import convert
 from xckpt.storage.location import Location, open_store
@@ -34,7 +35,7 @@ from xckpt.storage.location import Location, open_store
 __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
 STATE = {f"l{n}": np.full(100, n, np.float32) for n in range(20)} | {"big": np.ones(1 << 18)}
-MORE = 2.0
+MORE = 2.0 * ALLOWANCE
 """Seconds beyond the timeout."""
 
 

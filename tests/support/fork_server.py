@@ -25,6 +25,7 @@ PRELOADED = [
     "optax",
     "pytest",
     "torch",
+    "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.sharded_arrays import rows
+from xckpt.core.dtypes import numpy_dtype
 from xckpt.options import SaveOptions
 
 LAYOUTS = {
@@ -51,6 +52,16 @@ def random_array(
     count = int(np.prod(shape)) * dtype.itemsize
     raw = np.random.default_rng(seed).integers(0, 256, count, np.uint8)
     return (raw % 2 if dtype.kind == "b" else raw).view(dtype).reshape(shape)
+
+
+SIGNALLING = {"float16": 0x7C01, "bfloat16": 0x7F81, "float32": 0x7F800001}
+"""A signalling NaN of each type that the processor widens."""
+
+
+def signalling_nans(dtype: str) -> NDArray[np.generic]:
+    """Eight of them: `inf` and one bit more, which arithmetic reports."""
+    number = numpy_dtype(dtype)
+    return np.full(8, SIGNALLING[dtype], f"u{number.itemsize}").view(number)
 
 
 def expected(state: Mapping[str, object]) -> dict[str, object]:

@@ -27,7 +27,10 @@ LIMIT = 5.0
 """Seconds."""
 
 ALLOWANCE = float(os.environ.get("XCKPT_TIME_ALLOWANCE", "1"))
-"""How many times the limit a test may take; `.ci/run` runs other jobs beside and allows more."""
+"""How many times the limit a test may take; `.ci/run` runs other jobs beside and allows more.
+
+Tests multiply by it what they grant beyond a timeout, too: the law is about a machine of one's own.
+"""
 
 
 def tracer() -> Any:  # not every environment has coverage

@@ -95,7 +95,7 @@ def save_of_a_dtensor() -> Way:
     with tempfile.TemporaryDirectory() as folder:
         mesh = init_device_mesh("cpu", (1,))
         state = {"w": distribute_tensor(torch.arange(32.0).reshape(4, 8), mesh, [Shard(0)])}
-        # What is imported and looked up once is no part of the way.
+        # What is imported and looked up once is not a part of the way.
         xckpt.save(f"{folder}/first", state)
         way = trace(lambda: xckpt.save(f"{folder}/second", state))
     dist.destroy_process_group()

@@ -16,18 +16,19 @@ from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import SourceLeaf, TargetLeaf
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER, JOINED, MOST_JOINED
-from xckpt.torch.leaf import _NAMES, TensorLeaf, TensorTarget, to_numpy
+from xckpt.torch.leaf import _NAMES, TensorLeaf, to_numpy
+from xckpt.torch.target import PlainTarget, TensorTarget
 
 
 def source_of(leaf: torch.Tensor) -> TensorLeaf:
     return ADAPTER.describe(leaf, "w")
 
 
-def target_of(like: torch.Tensor, *, in_place: bool) -> TensorTarget:
+def target_of(like: torch.Tensor, *, in_place: bool) -> PlainTarget | TensorTarget:
     return ADAPTER.target_for(like, "w", in_place=in_place)
 
 
-def filled(target: TensorTarget, values: np.ndarray) -> torch.Tensor:
+def filled(target: PlainTarget | TensorTarget, values: np.ndarray) -> torch.Tensor:
     """Write a target as the engine does: box by box, through NumPy where that is possible."""
     for index, box in enumerate(target.boxes):
         region = tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))

@@ -31,13 +31,19 @@ class Rows(Dataset[Any]):
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # from JAX, if imported
-def test_workers_forked_after_a_read_say_how_to_start_them(tmp_path: Path) -> None:
+def test_workers_forked_after_a_read_say_how_to_start_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How long torch waits for each worker of a loader that has failed, whatever the dataset is.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     xckpt.save(tmp_path / "a", {"rows": np.arange(24.0).reshape(ROWS, 2)})
     rows = DataLoader(
         Rows(tmp_path / "a", opened=True), num_workers=2, multiprocessing_context="fork"
     )
+    batches: Any = iter(rows)
     with pytest.raises(Exception, match="multiprocessing_context='spawn'") as caught:
-        list(rows)
+        next(batches)
+    batches._shutdown_workers()
     assert "Aborted" not in str(caught.value)
 
 

@@ -196,3 +196,99 @@ def test_ranks_at_different_steps_and_a_policy_that_raises(ranks: Ranks, tmp_pat
     for apart, mistaken, saved in ranks.run(on_rank_mistaken, str(tmp_path)):
         assert "(rank 0: 0, rank 1: 1, rank 2: 2)" in apart
         assert "on the coordinator" in mistaken and saved
+
+
+def raised(call: Any) -> tuple[str, str, tuple[int, ...]]:
+    """Class and message of what a call raises, and the ranks that it names."""
+    try:
+        call()
+    except Exception as error:
+        told = error if isinstance(error, xckpt.XckptError) else error.__cause__
+        failures = told.failures if isinstance(told, xckpt.XckptError) else ()
+        return type(error).__name__, str(error), tuple(failure.rank for failure in failures)
+    return "", "", ()
+
+
+def on_rank_wrong(rank: int, root: str, wrong: dict[str, Any], chosen: int) -> list[Any]:
+    """One rank gives what makes no sense, at once or after all have foreseen a save; then not."""
+    decision.ASK_SECONDS = 0.2
+    right: dict[str, Any] = {"step": 0, "state": state_of(0), "metrics": {"loss": 1.0}}
+    given = {**right, **(wrong if rank == chosen else {})}
+    run = xckpt.CheckpointManager(root, save=[EverySteps(2)], timeout=20)
+    said = [raised(lambda: run.save(**given))]
+    said += [run.should_save(0), raised(lambda: run.save(**given))]
+    assert numbers(run.steps()) == [] and run.save(**right)
+    assert run.save(1, state_of(1)) is False
+    run.wait()
+    return [*said, numbers(run.steps())]
+
+
+@pytest.mark.parametrize("chosen", [0, 2])
+@pytest.mark.parametrize(
+    "wrong, kind, words",
+    [
+        ({"step": -1}, "ValueError", "ValueError: a step is a number from 0 to"),
+        ({"step": "0"}, "TypeError", "TypeError: a step is an int, not a str"),
+        ({"metrics": {"loss": "low"}}, "TypeError", "TypeError: metrics['loss'] is a str"),
+        ({"metrics": torch.ones(2)}, "TypeError", "TypeError: metrics= is a mapping from names"),
+        ({"metadata": {"run": 1}}, "TypeError", "TypeError: metadata= of a step is a dict without"),
+    ],
+)
+def test_an_argument_that_is_wrong_on_one_rank_is_raised_on_all(
+    ranks: Ranks, tmp_path: Path, wrong: dict[str, Any], kind: str, words: str, chosen: int
+) -> None:
+    answers = ranks.run(on_rank_wrong, str(tmp_path), wrong, chosen)
+    first, due, second, steps = answers[0]
+    assert answers == [answers[0]] * 3 and due and steps == [0]
+    for name, text, named in (first, second):
+        assert (name, named) == (kind, (chosen,)) and f"rank {chosen}: {words}" in text, text
+
+
+def on_rank_wrong_in_between(rank: int, root: str) -> tuple[bool, Any, list[int]]:
+    """A step is wrong on one rank where none is due, and no rank is asked."""
+    decision.ASK_SECONDS = 600.0
+    run = xckpt.CheckpointManager(root, save=[EverySteps(2)], timeout=20)
+    run.save(0, state_of(0))
+    began = run.save(-1 if rank == 1 else 1, state_of(1))
+    said = raised(lambda: run.save(2, state_of(2)))
+    run.save(2, state_of(2))
+    run.wait()
+    return began, said, numbers(run.steps())
+
+
+def test_a_wrong_step_is_raised_on_all_ranks_when_they_are_next_asked(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    answers = ranks.run(on_rank_wrong_in_between, str(tmp_path))
+    began, (kind, text, named), steps = answers[0]
+    assert answers == [answers[0]] * 3 and not began and steps == [0, 2]
+    assert (kind, named) == ("ValueError", (1,)) and "rank 1: ValueError: a step is" in text
+
+
+def on_rank_wrong_elsewhere(rank: int, root: str, chosen: int) -> list[Any]:
+    """One rank names what is not a step, or another one, or makes its manager wrongly."""
+    wrong = rank == chosen
+    said = [raised(lambda: xckpt.CheckpointManager(root, keep=3 if wrong else [], timeout=20))]  # type: ignore[arg-type]
+    run = xckpt.CheckpointManager(root, save=[EverySteps(1)], timeout=20)
+    for step in range(3):
+        run.save(step, state_of(step))
+    run.wait()
+    said.append(raised(lambda: run.delete(-1 if wrong else 1)))
+    said.append(raised(lambda: run.delete(2 if wrong else 1)))
+    said.append(raised(lambda: run.restore(step="1" if wrong else 1)))  # type: ignore[arg-type]
+    said.append(raised(lambda: run.restore(step=None if wrong else 1)))
+    run.delete(1)
+    return [said, numbers(run.steps()), run.restore(step=0)["step"]]
+
+
+@pytest.mark.parametrize("chosen", [0, 2])
+def test_what_is_wrong_on_one_rank_is_raised_by_every_call_of_a_run(
+    ranks: Ranks, tmp_path: Path, chosen: int
+) -> None:
+    answers = ranks.run(on_rank_wrong_elsewhere, str(tmp_path), chosen)
+    said, steps, restored = answers[0]
+    assert answers == [answers[0]] * 3 and steps == [0, 2] and restored == 0
+    kinds = ["TypeError", "ValueError", "PlanError", "TypeError", "PlanError"]
+    assert [kind for kind, _, _ in said] == kinds, said
+    assert [named for _, _, named in said] == [(chosen,), (chosen,), (0,), (chosen,), (0,)]
+    assert f"rank {chosen}: None" in said[-1][1] and f"rank {chosen}: 2" in said[2][1]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import xckpt
 from tests.support.ranks import Ranks
+from tests.support.time_limit import ALLOWANCE
 from xckpt.errors import RanksFailedError
 from xckpt.torch.group import TorchGroup
 
@@ -63,7 +64,7 @@ def test_a_timeout_names_the_silent_rank_on_all(four_ranks: Ranks, tmp_path: Pat
         assert ranks == [2]
         assert "lost contact with 1 rank" in text
         assert "rank 2: sent nothing for 1 s; is it alive, and did it call the same save" in text
-        assert seconds < 5
+        assert seconds < 1 + 4 * ALLOWANCE
         assert again[1] == [2] and again[2] < 1
         assert "no other can begin on this process group: make a new one" in again[0]
     assert not (tmp_path / "a").exists()
@@ -81,7 +82,7 @@ def test_a_coordinator_that_never_comes_is_named(four_ranks: Ranks, tmp_path: Pa
     answers = four_ranks.run(on_rank_zero_never_comes, tmp_path)
     for text, ranks, seconds in answers[1:]:
         assert ranks == [0] and "rank 0: sent nothing for 1 s" in text
-        assert seconds < 4.5
+        assert seconds < 1 + 3.5 * ALLOWANCE
 
 
 def on_rank_asynchronous(rank: int, path: Path) -> Any:
@@ -101,7 +102,7 @@ def test_an_asynchronous_save_names_them_too(four_ranks: Ranks, tmp_path: Path, 
     for text, ranks, seconds in four_ranks.run(on_rank_asynchronous, tmp_path / name):
         assert ranks == [1, 3]
         assert not text or "rank 3: sent nothing for 1 s" in text
-        assert seconds < 4
+        assert seconds < 1 + 3 * ALLOWANCE
 
 
 def on_rank_says_for_whom(rank: int) -> list[str]:

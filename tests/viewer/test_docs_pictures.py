@@ -20,7 +20,7 @@ from xckpt.viewer.server import PageServer
 
 pytestmark = pytest.mark.browser
 
-NAMES = ("view-leaf", "view-plan", "view-run", "view-overview")
+NAMES = ("view-leaf", "view-plan", "view-run", "view-overview", "view-diff")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = {"params": {"wte": sharded((512, 256), "data", "model"), **blocks}, "step": 500}
     options = xckpt.SaveOptions(chunk_bytes=1 << 15)
     xckpt.save(folder / "ckpt", state, metadata={"data": "v2"}, options=options)
+    later = {**blocks, "block_3": blocks["block_2"]}
+    del later["block_0"]
+    later["block_1"] = {**blocks["block_1"], "norm": {"scale": sharded((256,))}}
+    state = {"params": {"wte": sharded((512, 256), "data", "model"), **later}, "step": 900}
+    xckpt.save(folder / "later", state, metadata={"data": "v3"}, options=options)
     keep = [Latest(2), Best("loss", 1, "min"), EverySteps(300)]
     with xckpt.CheckpointManager(folder / "run", save=[EverySteps(1)], keep=keep) as manager:
         for step in range(100, 1100, 100):
@@ -57,8 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def served(path: str) -> Iterator[str]:
-    with PageServer(xckpt.view(path)) as server:
+def served(path: str, diff: str | None = None) -> Iterator[str]:
+    with PageServer(xckpt.view(path, diff=diff)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.url
         server.shutdown()
@@ -84,6 +89,11 @@ def test_the_pictures_of_the_page(
         browser.one("#plan-it").click()
         browser.wait("return document.querySelector('#hosts')")
         browser.picture(NAMES[1])
+    with served("ckpt", diff="later") as url:
+        browser.open(url)
+        browser.one("#tab-diff").click()
+        browser.wait("return document.querySelector('#differences')")
+        browser.picture(NAMES[4])
     with served("run") as url:
         dark(browser, True)
         browser.open(url)

@@ -112,6 +112,24 @@ def test_columns_sort(browser: Browser, file: Path) -> None:
     assert browser.run(script)[-1] == 0
 
 
+def test_shardings_sort_as_they_are_shown(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    head = browser.one("[data-column=sharding]")
+    cells = "[...document.querySelectorAll('#rows [data-leaf] > :nth-child(6)')]"
+    script = f"return {cells}.map((cell) => cell.textContent)"
+    saved = browser.run(script)
+    expected = ["data, model", "model", "-, data, model", "whole", "", "", ""]
+    assert sorted(saved) == sorted(expected)
+    head.click()
+    assert browser.run(script) == sorted(expected)
+    head.click()
+    assert browser.run(script) == sorted(expected, reverse=True)
+    titles = browser.run(f"return {cells}.map((cell) => cell.title)")
+    assert titles[0] == "PartitionSpec(-, -) on data=2 x model=4"
+    head.click()
+    assert browser.run(script) == saved
+
+
 def test_values_are_read_on_request(browser: Browser, url: str) -> None:
     browser.open(url)
     browser.choose("wte")
@@ -145,7 +163,7 @@ def test_a_plan_is_typed_and_drawn(browser: Browser, url: str) -> None:
     browser.one("#plan-text").send_keys("?")
     browser.one("#plan-it").click()
     browser.wait("return document.querySelector('#plan .problem')")
-    assert "is no mesh" in browser.text("#plan .problem")
+    assert "is not a mesh" in browser.text("#plan .problem")
     [refused] = browser.problems()  # Chromium logs every answer of 400.
     assert "400 (Bad Request)" in refused
 
@@ -161,6 +179,9 @@ def test_a_run_and_its_steps(browser: Browser, tmp_path: Path) -> None:
         browser.open(server.url)
         assert browser.run("return document.querySelectorAll('#steps tbody tr').length") == 3
         assert browser.run("return document.querySelectorAll('.chart circle').length") == 6
+        # w of each step, and v once.
+        taken = "3.1 KiB, which would be 4.7 KiB if no files were shared"
+        assert browser.text("#summary") == f"a run of 3 steps, {taken}"
         rows = "[...document.querySelectorAll('#steps tbody tr')]"
         cells = browser.run(f"return {rows}.map((r) => [...r.cells].map((c) => c.textContent))")
         assert [row[0] for row in cells] == [f"step-0000000{n}" for n in (5, 4, 3)]

@@ -83,9 +83,9 @@ def test_it_counts_what_ranks_read(
     "text, words",
     [
         ("", "no mesh"),
-        ("data", "is no 'mesh"),
-        ("data on data", "is no mesh"),
-        ("x on a=2 x a=2", "is no mesh"),
+        ("data", "is not 'mesh"),
+        ("data on data", "is not a mesh"),
+        ("x on a=2 x a=2", "is not a mesh"),
         ("b on a=2", "no axis b"),
         ("Shard(3) on a=2", "does not fit"),
         ("a on a=9999999", "ranks"),

@@ -242,6 +242,34 @@ def test_the_heat_map_and_the_histogram_are_the_numbers(browser: Browser, path: 
         assert {tall for _, tall in bars} == {0, 120}
 
 
+def test_one_nan_of_many_elements_is_seen_where_it_lies(browser: Browser, path: Path) -> None:
+    elements = np.random.default_rng(0).normal(size=(600, 300)).astype(np.float32)
+    elements[450, 30] = np.nan
+    xckpt.save(path, {"w": elements}, overwrite=True)
+    with serving(path) as server:
+        browser.open(server.url)
+        assert "Cells in orange hold NaN" in read(browser, "w")
+        script = """
+            const canvas = document.querySelector(".heat");
+            const { width, height } = canvas;
+            const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+            const colour = (_, at) => data.slice(4 * at, 4 * at + 3).join();
+            const pixels = Array.from({ length: width * height }, colour);
+            const box = canvas.getBoundingClientRect();
+            return [pixels, width, box.height / box.width];
+        """
+        pixels, columns, proportion = browser.run(script)
+        [at] = [number for number, pixel in enumerate(pixels) if pixel == "213,94,0"]
+        cuts = [np.arange(128) * size // 128 for size in elements.shape]
+        place = [
+            int(np.searchsorted(c, at, "right")) - 1 for c, at in zip(cuts, (450, 30), strict=True)
+        ]
+        assert [at // columns, at % columns] == place
+        assert proportion == pytest.approx(2, rel=0.05)
+        # Means of ten elements lie close to zero, and yet all colours are used.
+        assert {"68,1,84", "253,231,37"} < set(pixels)
+
+
 def test_every_dtype_and_shape_is_shown(browser: Browser, path: Path) -> None:
     state: dict[str, Any] = {
         dtype: np.ones((3, 4)).astype(numpy_dtype(dtype)) for dtype in sorted(DTYPES)

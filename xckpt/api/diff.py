@@ -1,4 +1,4 @@
-"""`diff`: what two checkpoints differ in."""
+"""`diff`: the differences of two checkpoints."""
 
 from __future__ import annotations
 

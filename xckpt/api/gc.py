@@ -1,36 +1,49 @@
-"""`gc`: what saves that were killed have left in a folder of checkpoints, or in a bucket."""
+"""`gc`: leftovers of killed saves in a folder of checkpoints, or in a bucket."""
 
 from __future__ import annotations
 
+import logging
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from xckpt.api.save import Path, check_path
+from xckpt.core.text.printable import in_few
+from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:
     from xckpt.storage.commit.collect import Leftover
 
+logger = logging.getLogger("xckpt")
+
 
 def gc(
-    path: Path, *, dry_run: bool = False, older_than: float | timedelta | None = None
+    path: Path,
+    *,
+    dry_run: bool = False,
+    older_than: float | timedelta | None = None,
+    options: LoadOptions | None = None,
 ) -> list[Leftover]:
-    """List what saves and conversions that were killed have left, and remove what is dead.
+    """List what killed saves and conversions have left behind, and remove what is dead.
 
     A save does that itself for the folder that its path is in. This looks through all folders below
     as well, and into buckets. Committed checkpoints and files of the user are never touched.
 
-    An owner is *dead* for certain where the system that it ran on tells: whatever the host name
+    An owner is certainly *dead* if the system that it ran on says so: whatever the host name
     was, its lock is free and the system is still the same, or it was started again since. Another
     host's may be alive: such leftovers are removed only with ``older_than``, which must be longer
-    than any save or conversion takes. In a bucket that holds for all of them. What a conversion
-    could go on with is removed too.
+    than any save or conversion takes. In a bucket that holds for all of them. Remains that a
+    conversion could resume from are removed too.
 
     Args:
         path: a folder, ``memory://`` or a bucket, with the checkpoints below it; a path or URL as
             for `save`.
         dry_run: remove nothing.
-        older_than: also remove what may belong to another host, if nothing in it has changed for so
-            long: seconds, or a timedelta.
+        older_than: also remove what may belong to another host, if nothing in it has changed for
+            this long: seconds, or a timedelta.
+        options: progress, which counts files as their leftovers go, and retries.
+
+    Folders below ``path`` that cannot be read are passed over, and the log names them.
 
     Returns:
         Everything that was found, also what stays: place, owner, bytes, age, and whether it was
@@ -48,18 +61,33 @@ def gc(
     """
     check_path(path, "gc(path)")
     seconds = _seconds(older_than)
-    from xckpt.storage.commit.collect import find_in_folders, remove
+    from xckpt.storage.budget import ProgressCounter
+    from xckpt.storage.commit.collect import find_in_folders, is_due, remove
     from xckpt.storage.commit.collect_keys import find_in_keys, remove_keys
     from xckpt.storage.location import Location, storage_errors
 
-    place = Location.parse(path)
+    options = checked_options(options, LoadOptions, "gc")
+    place = Location.parse(path, options)
     folder = place.folder
-    if folder is None:
-        found = list(find_in_keys(place))
-        return found if dry_run else [remove_keys(place, each, seconds) for each in found]
-    with storage_errors(place):
-        found = list(find_in_folders(folder))
-        return found if dry_run else [remove(each, seconds) for each in found]
+    with (
+        with_progress(options, f"gc {os.path.basename(path)}", rank=0) as chosen,
+        storage_errors(place),
+    ):
+        unread: list[str] = []
+        found = list(find_in_keys(place) if folder is None else find_in_folders(folder, unread))
+        if unread:
+            logger.warning("passed over, for they cannot be read: %s", in_few(unread))
+        if dry_run:
+            return found
+        due = sum(each.files for each in found if is_due(each, seconds))
+        counter = ProgressCounter(due, chosen.progress, "files")
+        for at, left in enumerate(found):
+            found[at] = (
+                remove_keys(place, left, seconds) if folder is None else remove(left, seconds)
+            )
+            if is_due(left, seconds):
+                counter.add(left.files)
+        return found
 
 
 def _seconds(older_than: float | timedelta | None) -> float | None:

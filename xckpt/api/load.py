@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xckpt.api.load_call import LoadCall, strictness_of
 from xckpt.api.parts import PartialLoad, Patterns
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity
-from xckpt.engine.adapters import find_group
+from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.options import LoadOptions
 
@@ -131,8 +130,8 @@ def load(
         cast: allow another dtype than the stored one.
         planner: what goes where.
         group: the ranks that load together; see `save`.
-        no_dist: this process loads alone, whatever other processes there are.
-        timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
+        no_dist: this process loads alone, even if there are other processes.
+        timeout: seconds to wait for a rank that neither answers nor gets on with what it
             reads; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: threads, memory, progress.
         mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.
@@ -143,9 +142,9 @@ def load(
             loaded, cast, kept as they were, and left in the checkpoint. ``report=print`` shows it.
 
     Returns:
-        A tree like ``like``; to a type checker, of its type. In the place of a
-        `jax.ShapeDtypeStruct` stands a `jax.Array`, which no type of a tree can say: annotate what
-        you load, or give arrays as ``like``.
+        A tree like ``like``; to a type checker, of its type. A `jax.ShapeDtypeStruct` is replaced
+        by a `jax.Array`, which the type of a tree cannot express: annotate the result, or give
+        arrays as ``like``.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the path.
@@ -174,19 +173,21 @@ def load(
         left 1 leaf: model/w
         {'step': 3}
     """
-    check_path(path, "load(path, like)")
-    call = LoadCall(
-        path=path,
-        in_place=False,
-        wanted=PartialLoad.asked(at, select, framework, device, like=like, cast=cast),
-        strictness=strictness_of(strict, missing, unexpected, planner),
-        cast=cast,
-        allow_lossy=allow_lossy,
-        planner=planner,
-        mapping=mapping,
-        options=options,
-    )
-    tree, done = call.run(like, partial(find_group, group, no_dist=no_dist, timeout=timeout))
+    find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
+    with raised_on_all_ranks(find):
+        check_path(path, "load(path, like)")
+        call = LoadCall(
+            path=path,
+            in_place=False,
+            wanted=PartialLoad.asked(at, select, framework, device, like=like, cast=cast),
+            strictness=strictness_of(strict, missing, unexpected, planner),
+            cast=cast,
+            allow_lossy=allow_lossy,
+            planner=planner,
+            mapping=mapping,
+            options=options,
+        )
+    tree, done = call.run(like, find)
     if report is not None:
         report(done)
     return tree
@@ -244,6 +245,9 @@ def load_into(
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already, but no
             ``load_state_dict`` was called.
+        UnsupportedLeafError: a leaf cannot be filled in place; or leaves share memory (tied
+            weights, overlapping views) for which the checkpoint holds different elements. Nothing
+            was written then.
         TypeError: ``state`` is None.
 
     Example:
@@ -255,18 +259,20 @@ def load_into(
         >>> state
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
-    check_path(path, "load_into(path, state)")
-    if state is None:
-        raise TypeError("there is nothing to load into: give the state that is to be filled")
-    call = LoadCall(
-        path=path,
-        in_place=True,
-        wanted=PartialLoad.asked(at, select),
-        strictness=strictness_of(strict, missing, unexpected, planner),
-        cast=cast,
-        allow_lossy=allow_lossy,
-        planner=planner,
-        mapping=mapping,
-        options=options,
-    )
-    return call.run(state, partial(find_group, group, no_dist=no_dist, timeout=timeout))[1]
+    find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
+    with raised_on_all_ranks(find):
+        check_path(path, "load_into(path, state)")
+        if state is None:
+            raise TypeError("there is nothing to load into: give the state that is to be filled")
+        call = LoadCall(
+            path=path,
+            in_place=True,
+            wanted=PartialLoad.asked(at, select),
+            strictness=strictness_of(strict, missing, unexpected, planner),
+            cast=cast,
+            allow_lossy=allow_lossy,
+            planner=planner,
+            mapping=mapping,
+            options=options,
+        )
+    return call.run(state, find)[1]

@@ -15,9 +15,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from xckpt.api.parts import PartialLoad
-from xckpt.api.save import Path, check_planner
+from xckpt.api.save import Path, check_planner, found, raise_on_others, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
+from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.ranks.watch import Watch
@@ -58,7 +59,7 @@ class LoadCall:
     mapping: LeafMapping | None
     options: LoadOptions | None
 
-    def run(self, like: object, find_ranks: Callable[[], Group]) -> tuple[object, LoadReport]:
+    def run(self, like: object, find_ranks: GroupFinder) -> tuple[object, LoadReport]:
         """Load what is asked for.
 
         Args:
@@ -69,30 +70,36 @@ class LoadCall:
             The loaded tree, and which leaves were loaded, cast, kept and left.
         """
         call = "load_into" if self.in_place else "load"
-        self._check_mapping()
-        check_planner(self.planner, LoadPlanner, call)
-        options = checked_options(self.options, LoadOptions, call)
-        watch = Watch.of(call, self.path, options) if is_watched(options) else None
-        arguments = self._arguments(call, like)
-        from xckpt.storage.read_checkpoint import ZarrStorageReader
+        with raised_on_all_ranks(find_ranks):
+            self._check_mapping()
+            check_planner(self.planner, LoadPlanner, call)
+            options = checked_options(self.options, LoadOptions, call)
+            watch = Watch.of(call, self.path, options) if is_watched(options) else None
+            arguments = self._arguments(call, like)
+            from xckpt.storage.read_checkpoint import ZarrStorageReader
 
-        planner = self.wanted.planner(
-            self.planner,
-            like,
-            self.strictness,
-            cast=self.cast,
-            deserialise=options.deserialise,
-        )
-        ranks = find_ranks()
+            planner = self.wanted.planner(
+                self.planner,
+                like,
+                self.strictness,
+                cast=self.cast,
+                deserialise=options.deserialise,
+            )
+        ranks = found(find_ranks)
         tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
         with with_progress(options, f"{call} {os.path.basename(self.path)}", ranks.rank) as shown:
             # One for both: the planner opens the format that the coordinator has found.
             others = cache(partial(_formats_at, self.path, shown))
-            if self.mapping is not None:
-                planner = self._mapped_planner(self.mapping, others, ranks, shown)
+            try:
+                if self.mapping is not None:
+                    planner = self._mapped_planner(self.mapping, others, ranks, shown)
+                reader = ZarrStorageReader(self.path, options=shown)
+            except Exception as error:
+                raise_on_others(find_ranks, error)
+                raise
             loaded = load_state(
                 tree,
-                ZarrStorageReader(self.path, options=shown),
+                reader,
                 group=ranks,
                 planner=planner,
                 in_place=self.in_place,

@@ -20,7 +20,7 @@ def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
     Raises:
         NotACheckpointError: no committed checkpoint is at the path.
         ManifestError: the manifest cannot be trusted.
-        TypeError: ``options`` are no `LoadOptions`.
+        TypeError: ``options`` are not `LoadOptions`.
     """
     check_path(path, "open(path)")
     options = checked_options(options, LoadOptions, "open")

@@ -1,6 +1,6 @@
-"""What a load takes of a checkpoint, and as whose arrays.
+"""The part of a checkpoint that a load takes, and the framework of its arrays.
 
-`PartialLoad.asked` refuses what makes no sense together; `PartialLoad.planner` makes the
+`PartialLoad.asked` refuses arguments that contradict each other; `PartialLoad.planner` makes the
 default planner of the load, or wraps the caller's.
 """
 
@@ -27,7 +27,7 @@ ALL: Final = Selection()
 
 @dataclass(frozen=True, slots=True)
 class PartialLoad:
-    """What a load takes, and as whose arrays where there is no target tree."""
+    """What a load takes, and the framework of the arrays if there is no target tree."""
 
     part: Selection = ALL
     new_leaves: NewLeaves = numpy_leaves
@@ -43,10 +43,10 @@ class PartialLoad:
         like: object = None,
         cast: bool = False,
     ) -> PartialLoad:
-        """What the arguments of a load ask for.
+        """The request in the arguments of a load.
 
         Raises:
-            TypeError: ``at`` or ``select`` is no text.
+            TypeError: ``at`` or ``select`` is not text.
             ValueError: there is no such framework, or the arguments contradict each other.
             ImportError: the framework is not installed.
         """
@@ -56,13 +56,13 @@ class PartialLoad:
                 raise ValueError("device= goes with framework=; like says its own devices")
             return cls(part)
         if like is not None:
-            raise ValueError("give like or framework=, not both: like says whose arrays it wants")
+            raise ValueError("give like or framework=, not both: like says which arrays it wants")
         place = TargetPlace(device=device, cast=cast)
         return cls(part, leaves_of(framework_adapter(framework), lambda name: place))
 
     @property
     def everything(self) -> bool:
-        """Whether nothing but a plain load is asked for."""
+        """Whether a plain load of everything is asked for."""
         return self == PartialLoad()
 
     def arguments(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class PartialLoad:
         """The planner of the load.
 
         Raises:
-            ValueError: the caller's own planner would not heed what is asked for.
+            ValueError: the caller's own planner would ignore the request.
         """
         part = self.part
         if planner is None:
@@ -101,7 +101,7 @@ class PartialLoad:
                 deserialise=deserialise,
             )
         elif self.new_leaves is not numpy_leaves or (part.patterns and like is not None):
-            raise ValueError("framework=, and select= with like, are not for planners of one's own")
+            raise ValueError("framework=, and select= with like, do not work with your own planner")
         if part == ALL:
             return planner
         # Not on the plain way of a load.

@@ -36,12 +36,16 @@ def exists(path: Path) -> bool:
     return is_known(path)
 
 
-def delete(path: Path) -> None:
+def delete(path: Path, *, options: LoadOptions | None = None) -> None:
     """Delete a checkpoint: first its manifest, so that no half of it can be read, then the rest.
 
     Files in the folder that are not the checkpoint's stay there. Of the other formats that `load`
     takes, the checkpoint's files on a local file system go: a safetensors or torch.save file, an
     index and the files that it names, a DCP folder's, or all of an Orbax step. Call it on one rank.
+
+    Args:
+        path: where it is, a path or URL as for `save`.
+        options: progress, which counts files, and retries.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the path, or several.
@@ -60,7 +64,8 @@ def delete(path: Path) -> None:
     from xckpt.storage.copy_checkpoint import has_checkpoint
     from xckpt.storage.location import Location
 
-    location = Location.parse(path)
+    options = checked_options(options, LoadOptions, "delete")
+    location = Location.parse(path, options)
     if not has_checkpoint(location):
         from xckpt.formats.detect import is_known
 
@@ -68,7 +73,9 @@ def delete(path: Path) -> None:
             from xckpt.formats.own_files import delete_files, own_files
 
             return delete_files(own_files(path))
-    return remove_checkpoint(location)
+    with with_progress(options, f"delete {os.path.basename(path)}", rank=0) as chosen:
+        remove_checkpoint(location, chosen.progress)
+    return None
 
 
 def copy(

@@ -5,14 +5,16 @@ The steps are in `xckpt.engine.save`; `xckpt.engine.background` runs them beside
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+from collections.abc import Callable, Iterator
 
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
-from xckpt.core.run.names import IfThere
-from xckpt.engine.adapters import find_group
+from xckpt.core.run.names import OptionalBase
+from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
@@ -57,7 +59,7 @@ def save(
         group: the ranks that save together: a torch process group or DeviceMesh, or a `Group`; by
             default all of torch.distributed or of jax.distributed, where one is initialised.
         no_dist: this process saves alone, whatever other processes there are.
-        timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
+        timeout: seconds to wait for a rank that neither answers nor gets on with what it
             writes; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: chunk sizes, threads, memory, progress.
 
@@ -84,18 +86,22 @@ def save(
         >>> saved["model/w"].shape
         (4, 2)
     """
-    check_path(path, "save(path, state)")
-    check_base(base)
-    from xckpt.storage.write_checkpoint import ZarrStorageWriter
+    find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
+    with raised_on_all_ranks(find):
+        options = _checked("save", path, base, planner, options)
+        from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-    options = checked_options(options, SaveOptions, "save")
-    check_planner(planner, SavePlanner, "save")
-    watch = Watch.of("save", path, options) if is_watched(options) else None
-    ranks = find_group(group, no_dist=no_dist, timeout=timeout)
+        watch = Watch.of("save", path, options) if is_watched(options) else None
+    ranks = found(find)
     with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
+        try:
+            writer = ZarrStorageWriter(path, overwrite=overwrite, options=shown, base=base)
+        except Exception as error:
+            raise_on_others(find, error)
+            raise
         return save_state(
             state,
-            ZarrStorageWriter(path, overwrite=overwrite, options=shown, base=base),
+            writer,
             group=ranks,
             planner=default_planner(options) if planner is None else planner,
             metadata=metadata,
@@ -157,13 +163,12 @@ def save_async(
         >>> xckpt.load("memory://example-async")
         {'w': array([0., 1., 2., 3.])}
     """
-    check_path(path, "save_async(path, state)")
-    check_base(base)
-    options = checked_options(options, SaveOptions, "save_async")
-    check_planner(planner, SavePlanner, "save_async")
-    planner = default_planner(options) if planner is None else planner
-    kept = copy.deepcopy(metadata)
-    where, known = _from_here(path), None if base is None else _from_here(base)
+    find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
+    with raised_on_all_ranks(find, _refuse_in_background):
+        options = _checked("save_async", path, base, planner, options, stager)
+        planner = default_planner(options) if planner is None else planner
+        kept = copy.deepcopy(metadata)
+        where, known = _from_here(path), None if base is None else _from_here(base)
 
     def run(state: object, failure: BaseException | None, group: Group) -> Metadata:
         # Here, so that the caller does not wait for TensorStore to be imported.
@@ -171,9 +176,11 @@ def save_async(
 
         watch = Watch.of("save_async", path, options) if is_watched(options) else None
         with with_progress(options, f"save {os.path.basename(path)}", group.rank) as shown:
+            with raised_on_all_ranks(GroupFinder(group)):
+                writer = ZarrStorageWriter(where, overwrite=overwrite, options=shown, base=known)
             return save_state(
                 state,
-                ZarrStorageWriter(where, overwrite=overwrite, options=shown, base=known),
+                writer,
                 group=group,
                 planner=planner,
                 metadata=kept,
@@ -181,12 +188,94 @@ def save_async(
                 watch=watch,
             )
 
-    ranks = find_group(group, no_dist=no_dist, timeout=timeout)
-    return begin(str(path), state, stager, ranks, run)
+    return begin(str(path), state, stager, found(find, _refuse_in_background), run)
+
+
+def _refuse(group: Group, error: Exception) -> None:
+    # Not on the way of a call that makes sense.
+    from xckpt.engine.ranks.compare import refuse
+
+    refuse(group, error)
+
+
+def _refuse_in_background(group: Group, error: Exception) -> None:
+    """As `refuse`, over the connections of saves in the background, in turn with them."""
+    if group.size == 1:
+        return
+
+    def run(state: object, failure: BaseException | None, background: Group) -> Metadata:
+        _refuse(background, error)
+        raise error
+
+    raised = begin("a save with a wrong argument", None, None, group, run).exception()
+    if raised is not None:
+        raise raised
+
+
+def raise_on_others(
+    find: GroupFinder,
+    error: Exception,
+    refuse: Callable[[Group, Exception], None] = _refuse,
+) -> None:
+    """Have the other ranks raise what went wrong on this one before the first step.
+
+    Args:
+        find: finds the group; see `GroupFinder.likely`.
+        error: what this rank is about to raise.
+        refuse: has the others raise it.
+    """
+    refuse(find.likely(), error)
+
+
+@contextlib.contextmanager
+def raised_on_all_ranks(
+    find: GroupFinder, refuse: Callable[[Group, Exception], None] = _refuse
+) -> Iterator[None]:
+    """Around what this rank does before the first step: all ranks raise what it raises."""
+    try:
+        yield
+    except Exception as error:
+        raise_on_others(find, error, refuse)
+        raise
+
+
+def found(find: GroupFinder, refuse: Callable[[Group, Exception], None] = _refuse) -> Group:
+    """The group of a call; if this rank's arguments make none, all ranks raise that.
+
+    Raises:
+        NoGroupError, TypeError, ValueError: see `find_group`.
+    """
+    try:
+        return find()
+    except Exception as error:
+        raise_on_others(find, error, refuse)
+        raise
+
+
+def _checked(
+    call: str,
+    path: Path,
+    base: Path | None,
+    planner: object,
+    options: SaveOptions | None,
+    stager: object = None,
+) -> SaveOptions:
+    """The options of a save whose arguments make sense.
+
+    Raises:
+        TypeError: an argument makes none; it is named.
+    """
+    check_path(path, f"{call}(path, state)")
+    check_base(base)
+    options = checked_options(options, SaveOptions, call)
+    check_planner(planner, SavePlanner, call)
+    if stager is not None and not callable(getattr(stager, "stage", None)):
+        raise TypeError(f"stager= takes an AsyncStager, not a {type(stager).__name__}")
+    return options
 
 
 def check_path(path: object, call: str) -> None:
-    """Refuse a first argument that is no path.
+    """Refuse a first argument that is not a path.
 
     Raises:
         TypeError: it is none; the message names ``call`` as it should be.
@@ -205,7 +294,7 @@ def check_path(path: object, call: str) -> None:
 
 
 def check_base(base: object) -> None:
-    """Refuse a base that is no path.
+    """Refuse a base that is not a path.
 
     Raises:
         TypeError: it is none.
@@ -217,7 +306,7 @@ def check_base(base: object) -> None:
 def _from_here(path: Path) -> Path:
     """A path that means the same when the working folder has changed; a URL as it is."""
     text = os.fspath(path)
-    stays = "://" in text or not text or isinstance(path, IfThere)
+    stays = "://" in text or not text or isinstance(path, OptionalBase)
     return path if stays else os.path.abspath(os.path.expanduser(text))
 
 

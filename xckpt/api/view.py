@@ -27,7 +27,7 @@ def view(
     Args:
         path: where a checkpoint is, of any format that `open` reads, or the root of a run.
         plan: a mesh and specs of a reader, such as ``"data, model on data=2 x model=4"``: the page
-            then says who reads which chunks for whom, and how much more than is wanted.
+            then shows who reads which chunks for whom, and how many unwanted bytes.
         diff: another checkpoint; the page then lists all that differs, contents included. Digests
             tell where both are cut into the same chunks; else both are read.
         options: threads, memory, and the progress of the comparison with ``diff``.
@@ -35,7 +35,7 @@ def view(
     Raises:
         NotACheckpointError: neither a checkpoint nor a run is at the path.
         ManifestError: the manifest cannot be trusted.
-        ValueError: the plan says nothing that can be planned for.
+        ValueError: the plan cannot be understood.
 
     Example:
         >>> import numpy as np, xckpt

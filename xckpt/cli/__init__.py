@@ -11,6 +11,9 @@ from importlib.util import find_spec
 
 __all__ = ["main"]
 
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C has ended."""
+
 
 def main() -> None:
     """Run the command that the arguments name, and exit with its code."""
@@ -18,6 +21,9 @@ def main() -> None:
     if missing:
         words = " and ".join(missing)
         sys.exit(f"xckpt: the command line needs {words}: pip install 'xckpt[cli]'")
-    from xckpt.cli.commands import commands
-
+    try:
+        from xckpt.cli.commands import commands
+    except KeyboardInterrupt:  # While modules are imported, before there is a command to stop.
+        sys.stderr.write("xckpt: interrupted\n")
+        sys.exit(INTERRUPTED)
     commands()

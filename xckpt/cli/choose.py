@@ -1,4 +1,4 @@
-"""Which leaves a command is about: names, containers and patterns, and what was meant instead."""
+"""The leaves that a command is about: names, containers and patterns, with suggestions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that make an object for each leaf, and end soon after, pause the collector of cycles."""
+"""Pausing the garbage collector in short commands that make an object for each leaf."""
 
 from __future__ import annotations
 

@@ -2,14 +2,15 @@
 
 Exit codes: 0 all is well; 1 `verify`, `map check` or `doctor` found faults, or `diff` differences;
 2 the question could not be answered (no checkpoint there, no such leaf, storage refused, wrong
-usage); 130 interrupted. Answers go to stdout, errors and progress to stderr. What ``--json`` prints
-is described by `schema.json` beside this file.
+usage); 130 interrupted; 141 the pipe that took the answer was closed. Answers go to stdout, errors
+and progress to stderr. What ``--json`` prints is described by `schema.json` beside this file.
 
 Everything heavy is imported by the command that needs it, so that `xckpt --help` is quick.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from xckpt.cli import INTERRUPTED
 from xckpt.cli.choose import no_such_leaf
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.compare import diff_command
@@ -27,10 +29,17 @@ from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
 from xckpt.cli.places import copy_command, delete_command, gc_command
+from xckpt.cli.shell.complete import files
 from xckpt.cli.shell.manual import completion_command, manual_command
 from xckpt.cli.view import view_command
 from xckpt.core.text.printable import printable
-from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
+from xckpt.errors import (
+    CorruptCheckpointError,
+    ManifestError,
+    StorageError,
+    VersionError,
+    XckptError,
+)
 
 if TYPE_CHECKING:
     from xckpt.cli.report import LeafReport
@@ -38,11 +47,12 @@ if TYPE_CHECKING:
     from xckpt.core.manifest.entries import Manifest, TensorEntry
     from xckpt.storage.checkpoint import Checkpoint
 
-INTERRUPTED = 130
+PIPE_CLOSED = 141
+"""As of a program that SIGPIPE ends: 1 would say that there are faults."""
 
 
 def in_options(message: str, command: click.Command | None) -> str:
-    """A message of the Python API, with the arguments that it advises as a command's flags.
+    """A message of the Python API with its advice on arguments written as command-line flags.
 
     Example:
         >>> in_options("taken; pass overwrite=True to replace it", copy_command)
@@ -66,13 +76,21 @@ class Commands(click.Group):
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             text = "\n".join([str(error), *getattr(error, "__notes__", ())])
             raise Failure(in_options(text, command)) from error
-        except KeyboardInterrupt as error:
+        except BrokenPipeError:
+            # What is left in the buffer goes nowhere, and says nothing at the interpreter's end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(PIPE_CLOSED)
+        except (KeyboardInterrupt, click.Abort, ImportError) as error:
+            # A library in C that is stopped while it is imported makes an ImportError of it.
+            stopped = error.__cause__ if isinstance(error, ImportError) else error
+            if not isinstance(stopped, KeyboardInterrupt | click.Abort):
+                raise
             for line in ("interrupted", *getattr(error, "__notes__", ())):
                 click.echo(f"xckpt: {printable(line)}", err=True)
             ctx.exit(INTERRUPTED)
 
 
-path_argument = click.argument("path")
+path_argument = click.argument("path", shell_complete=files)
 
 
 @click.group("xckpt", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,7 +98,9 @@ path_argument = click.argument("path")
 def commands() -> None:
     """Look into checkpoints, and convert them.
 
-    PATH is a folder or a URL (file://, s3://bucket/prefix, gs://...).
+    PATH is a folder or a URL (file://, s3://bucket/prefix, gs://...); of a checkpoint of xckpt,
+    Orbax, DCP, safetensors or torch.save. Exit code 0: all is well. 1: there are faults or
+    differences. 2: the question could not be answered. 130: interrupted.
     """
 
 
@@ -108,7 +128,7 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
 
     with collector_at_rest():
         checkpoint = _open(path)
-        [shared] = shared_bytes([checkpoint.location])
+        shared = shared_bytes([checkpoint.location]).once
         whole = checkpoint_report(path, checkpoint.manifest, shared)
     report = whole if leaf is None else narrowed(whole, leaf)
     if report is None:
@@ -172,7 +192,7 @@ def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:
 
 
 def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box]:
-    """A leaf with what a slice of it reads."""
+    """A leaf with the chunks that a slice of it reads."""
     from msgspec.structs import replace
 
     from xckpt.cli.report import parse_box, reading
@@ -195,11 +215,12 @@ def verify(path: str, as_json: bool) -> None:
     Of another library's format all is read, which tells what its own checksums tell.
 
     Exit code 0: all is as it was saved. 1: something is damaged, and is named. 2: the checkpoint
-    could not be checked.
+    could not be checked, or parts of it cannot be read, and nothing else is damaged.
     """
     import time
 
     from xckpt.cli.report import checkpoint_report, counted, holdings
+    from xckpt.storage.refusals import UNREADABLE
 
     started = time.perf_counter()
     problems: Sequence[str]
@@ -218,6 +239,9 @@ def verify(path: str, as_json: bool) -> None:
     seconds = time.perf_counter() - started
     if as_json:
         print_json({"ok": not problems, "problems": problems, "seconds": seconds})
+    if problems and all(getattr(each, "kind", "") == UNREADABLE for each in problems):
+        heading = f"{path} cannot be read whole; nothing that was read is damaged"
+        raise StorageError.listing(heading, problems)
     if problems:
         raise Fault(f"{path} is damaged: {counted(len(problems), 'problem')}", problems)
     if not as_json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Unpack
@@ -10,6 +12,7 @@ import click
 
 from xckpt.cli.map import FamilyOptions, family_options, mapping_argument
 from xckpt.cli.output import as_json, print_json, progress_bar, say
+from xckpt.cli.shell.complete import files
 
 if TYPE_CHECKING:
     from xckpt.convert.run import Converted
@@ -18,14 +21,17 @@ if TYPE_CHECKING:
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 """Common abbreviation -> dtype name."""
 
+WRITTEN = ("xckpt", "safetensors", "orbax", "dcp")
+"""The formats of a destination, as `xckpt.formats.detect.SINKS` has them."""
+
 
 @click.command("convert")
-@click.argument("source")
-@click.argument("destination")
+@click.argument("source", shell_complete=files)
+@click.argument("destination", shell_complete=files)
 @click.option("--mapping", "-m", metavar="MAPPING", help="A TOML file, or a family such as bert.")
 @family_options
 @click.option("--dtype", metavar="DTYPE", help="Type of all floating-point tensors, such as bf16.")
-@click.option("--format", metavar="FORMAT", help="xckpt, safetensors, orbax or dcp.")
+@click.option("--format", type=click.Choice(WRITTEN), help="What DESTINATION is to be.")
 @click.option("--workers", type=click.IntRange(1), help="Processes that share the work.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION.")
 @click.option("--allow-lossy", is_flag=True, help="Allow steps that lose information.")
@@ -46,8 +52,9 @@ def convert_command(
     as_json: bool,
     **options: Unpack[FamilyOptions],
 ) -> None:
-    """Write the checkpoint SOURCE as DESTINATION: of another model, dtype or format.
+    """Convert SOURCE to another format, dtype or model.
 
+    DESTINATION is a folder or URL, or a *.safetensors file; --format says what else it is to be.
     A family's mapping takes the model's sizes from the config.json beside SOURCE, or from --config.
     SOURCE is an xckpt checkpoint, safetensors (a file or a folder), Orbax, DCP, or a torch.save
     file; the format is detected. A command that was stopped resumes when it is run again.
@@ -91,7 +98,7 @@ def _summary(destination: str, done: Converted) -> str:
 def _rules(
     mapping: str | None, source: str, accept_assumed: bool, options: FamilyOptions
 ) -> LeafMapping | None:
-    """The mapping that the options name, if they name one."""
+    """The mapping that the options name, if any."""
     if mapping is None:
         if any(options.values()):
             words = "--inverse, --config and --choose are about a mapping: give one with --mapping"
@@ -102,8 +109,16 @@ def _rules(
 
 
 def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor | None]:
+    """The workers, which Ctrl-C does not reach: this process ends them, after what they write."""
     if workers is None:
         return nullcontext(None)
     from multiprocessing import get_context
 
-    return ProcessPoolExecutor(workers, get_context("spawn"))
+    executor = ProcessPoolExecutor(workers, get_context("spawn"))
+    # What a process ignores, those that it starts ignore; the first task starts them all.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        executor.submit(os.getpid)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return executor

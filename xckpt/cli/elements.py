@@ -1,8 +1,8 @@
-"""What a leaf holds: the commands `xckpt cat`, `xckpt head` and `xckpt stats`.
+"""Elements of a leaf: the commands `xckpt cat`, `xckpt head` and `xckpt stats`.
 
 1. A leaf is opened by its name (`_leaf`), a part of it is a box (`parse_box`).
 2. Into a pipe `cat` writes the elements' bytes in C order, a slab after the other; on a terminal it
-   prints numbers: all of a small part, the edges of a large one, which alone are read then.
+   prints numbers: all of a small part, or only the edges of a large one; nothing else is read then.
 3. `stats` reads all of each tensor once, a slab at a time.
 """
 
@@ -16,6 +16,7 @@ import click
 
 from xckpt.cli.choose import chosen, no_such_leaf
 from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
+from xckpt.cli.shell.complete import files
 
 if TYPE_CHECKING:
     from xckpt.core.geometry.box import Box
@@ -28,16 +29,17 @@ NO_BOX = "--box takes a part of a tensor, and this leaf is a Python value"
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=files)
 @leaf_argument
 @box_option
-@click.option("--raw/--text", default=None, help="Bytes or text, whatever the output is.")
+@click.option("--raw/--text", default=None, help="Bytes or text, wherever it goes.")
 @as_json
 def cat(path: str, leaf: str, slice_: str | None, raw: bool | None, as_json: bool) -> None:
-    """Print a LEAF: as text to a terminal, as raw bytes into a pipe or file.
+    """Print a LEAF, as text or as raw bytes.
 
-    The bytes are the elements in C order, little-endian; of a str its UTF-8, of another Python
-    value its repr. On a terminal only the edges of a large tensor are read and shown.
+    A terminal gets text, a pipe or a file bytes. These are the elements in C order, little-endian;
+    of a str its UTF-8, of another Python value its repr. On a terminal only the edges of a large
+    tensor are read and shown.
     """
     stored = _leaf(path, leaf)
     if as_json:
@@ -54,9 +56,9 @@ def cat(path: str, leaf: str, slice_: str | None, raw: bool | None, as_json: boo
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=files)
 @leaf_argument
-@click.option("-n", "rows", type=click.IntRange(0), default=5, show_default=True)
+@click.option("-n", "rows", metavar="ROWS", type=click.IntRange(0), default=5, help="By default 5.")
 @as_json
 def head(path: str, leaf: str, rows: int, as_json: bool) -> None:
     """Print the first rows of a LEAF as text."""
@@ -70,11 +72,11 @@ def head(path: str, leaf: str, rows: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=files)
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @as_json
 def stats(path: str, patterns: tuple[str, ...], as_json: bool) -> None:
-    """Show the least, the largest and the mean element of tensors, and count NaN and infinities.
+    """Show least, largest, mean, NaN and infinities of tensors.
 
     A PATTERN chooses leaves as it does for `xckpt ls`. Everything is read and verified once.
     """
@@ -159,7 +161,7 @@ def _print_json(name: str, leaf: object, slice_: str | None) -> None:
 
 
 def _print_value(value: object, slice_: str | None, raw: bool) -> None:
-    """A Python value: what it is in bytes, or its repr."""
+    """A Python value: its bytes, or its repr."""
     if slice_ is not None:
         raise click.UsageError(NO_BOX)
     if raw and isinstance(value, str | bytes):

@@ -20,6 +20,7 @@ from xckpt.cli.choose import chosen
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.columns import columns
 from xckpt.cli.output import as_json, print_json
+from xckpt.cli.shell.complete import files
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
 from xckpt.core.text.printable import printable
@@ -50,7 +51,7 @@ ORDERS: Final[dict[str, Callable[[Row], tuple[object, ...]]]] = {
 
 
 @click.command()
-@click.argument("path")
+@click.argument("path", shell_complete=files)
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @click.option("--sort", type=click.Choice(list(ORDERS)), help="By default in the saved order.")
 @click.option("--reverse", is_flag=True, help="The other way round.")
@@ -58,10 +59,10 @@ ORDERS: Final[dict[str, Callable[[Row], tuple[object, ...]]]] = {
 def ls(
     path: str, patterns: tuple[str, ...], sort: str | None, reverse: bool, as_json: bool
 ) -> None:
-    """List the leaves of a checkpoint: name, dtype, shape, size; or the steps of a run.
+    """List the leaves of a checkpoint, or the steps of a run.
 
-    Of a folder of steps (docs/runs.md): folder, time, size and metrics of each, and the
-    rules of the run that keep it; by number.
+    Of a leaf: name, dtype, shape, size. Of a run (a folder of steps): folder, time, size and
+    metrics of each, and the rules of the run that keep it; by number.
 
     A PATTERN is a leaf's name, a container's for all below it, or has wildcards, as in
     "model/**/bias": * is any text without a /, ** any text, ? one character.
@@ -102,7 +103,7 @@ def _list_steps(path: str, reverse: bool, as_json: bool) -> bool:
     steps = steps_at(path)
     if reverse:
         steps.reverse()
-    shared = shared_at(path, steps)
+    shared, _ = shared_at(path, steps)
     if steps and as_json:
         print_json(step_values(steps, shared))
     elif steps:

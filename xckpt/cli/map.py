@@ -8,13 +8,16 @@ does not fit, and prints every fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
-from xckpt.cli.output import Fault, as_json, print_json, say
+from xckpt.cli.collector import collector_at_rest
+from xckpt.cli.output import Fault, as_json, print_json, progress_bar, say
+from xckpt.cli.shell.complete import files
 
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
@@ -35,7 +38,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def family_options(command: Command) -> Command:
     """Add the options of a command that takes a mapping's file or a family's name."""
-    config = click.option("--config", metavar="FILE", help="The config.json that a family needs.")
+    config = click.option(
+        "--config",
+        metavar="FILE",
+        shell_complete=files,
+        help="The config.json that a family needs.",
+    )
     choose = click.option(
         "--choose",
         "choices",
@@ -81,7 +89,7 @@ def mapping_argument(
         try:
             rules = LeafMapping.from_file(name)
         except OSError as error:
-            raise MappingError(f"{name} is no mapping's file: {error.strerror}") from error
+            raise MappingError(f"{name} is not a mapping file: {error.strerror}") from error
     return rules.inverse() if inverse else rules
 
 
@@ -92,7 +100,7 @@ def _is_family(name: str) -> bool:
         return False
     looks_like_a_file = name.endswith(".toml") or "/" in name
     if name not in families() and not looks_like_a_file:
-        raise click.UsageError(f"{name!r} is no file, and no family: {', '.join(families())}")
+        raise click.UsageError(f"{name!r} is neither a file nor a family: {', '.join(families())}")
     return not looks_like_a_file
 
 
@@ -123,12 +131,14 @@ def map_commands() -> None:
 
 
 @map_commands.command()
-@click.argument("source")
-@click.argument("target")
-@click.option("--output", "-o", metavar="FILE", help="Write the rules, as TOML.")
+@click.argument("source", shell_complete=files)
+@click.argument("target", shell_complete=files)
+@click.option(
+    "--output", "-o", metavar="FILE", shell_complete=files, help="Write the rules, as TOML."
+)
 @as_json
 def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
-    """Propose the mapping from the leaves of SOURCE to those of TARGET.
+    """Propose the mapping from SOURCE to TARGET.
 
     Both are checkpoints of any format that xckpt reads; only names, shapes and dtypes are looked
     at. Prints what is certain, what is assumed (compare it with the models' code), what is
@@ -136,9 +146,11 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
     """
     from xckpt.mapping.infer.infer import infer as inferred
 
-    inference = inferred(_specs(source), _specs(target))
+    read, wanted = _specs(source), _specs(target)
+    with _watched("inferring", len(read) + len(wanted)) as watched:
+        inference = inferred(read, wanted, progress=watched)
     if output is not None:
-        inference.mapping.to_file(output)
+        _write(inference.mapping, output)
     if as_json:
         document = {
             "mapping": inference.mapping.to_document(),
@@ -155,13 +167,13 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
     console().print(*inference_tables(inference), sep="\n")
     if output is not None:
         click.echo()
-        say(f"The rules are in {output}; xckpt map check tells what they leave out.")
+        say(f"The rules are in {output}; xckpt map check says what they lack.")
 
 
 @map_commands.command()
-@click.argument("mapping")
-@click.argument("source")
-@click.argument("target", required=False)
+@click.argument("mapping", shell_complete=files)
+@click.argument("source", shell_complete=files)
+@click.argument("target", required=False, shell_complete=files)
 @family_options
 @as_json
 def check(
@@ -171,9 +183,10 @@ def check(
     as_json: bool,
     **options: Unpack[FamilyOptions],
 ) -> None:
-    """Prove that MAPPING makes all leaves of TARGET of all of SOURCE, each element once.
+    """Prove that MAPPING makes all of TARGET of all of SOURCE.
 
-    MAPPING is a TOML file, or a model family's name, such as llama.
+    Each element is used once and made once. MAPPING is a TOML file, or a model family's name, such
+    as llama.
 
     SOURCE and TARGET are checkpoints of any format that xckpt reads; only names, shapes and dtypes
     are looked at. Without TARGET the proof is about SOURCE and the leaves that the mapping makes.
@@ -184,13 +197,15 @@ def check(
 
     near = [source] if target is None else [source, target]
     rules = mapping_argument(mapping, near=near, **options)
-    read, wanted = _specs(source), None if target is None else _specs(target)
     problems: tuple[str, ...] = ()
     resolved = None
-    try:
-        resolved = rules.check(read, rules.resolve(read).targets if wanted is None else wanted)
-    except MappingError as error:
-        problems = error.problems or (str(error),)
+    read, wanted = _specs(source), None if target is None else _specs(target)
+    with _watched("checking", len(read)) as watched:
+        try:
+            made = rules.resolve(read).targets if wanted is None else wanted
+            resolved = rules.check(read, made, progress=watched)
+        except MappingError as error:
+            problems = error.problems or (str(error),)
     if as_json:
         lossy = resolved.lossy if resolved else ()
         asserted = [each.reason for each in resolved.assertions] if resolved else []
@@ -222,10 +237,12 @@ def _times(count: int) -> str:
 
 
 @map_commands.command()
-@click.argument("mapping")
-@click.argument("source", required=False)
+@click.argument("mapping", shell_complete=files)
+@click.argument("source", required=False, shell_complete=files)
 @family_options
-@click.option("--output", "-o", metavar="FILE", help="Write the mapping, as TOML.")
+@click.option(
+    "--output", "-o", metavar="FILE", shell_complete=files, help="Write the mapping, as TOML."
+)
 @as_json
 def show(
     mapping: str,
@@ -234,14 +251,18 @@ def show(
     as_json: bool,
     **options: Unpack[FamilyOptions],
 ) -> None:
-    """Show the rules of MAPPING, or what it makes of the leaves of SOURCE.
+    """Show the rules of MAPPING, or what it makes of SOURCE.
 
     MAPPING is a TOML file, or a model family's name, such as llama.
     """
     rules = mapping_argument(mapping, near=[] if source is None else [source], **options)
     if output is not None:
-        rules.to_file(output)
-    leaves = None if source is None else _leaf_documents(rules.resolve(_specs(source)))
+        _write(rules, output)
+    leaves = None
+    if source is not None:
+        read = _specs(source)
+        with _watched("resolving", len(read)) as watched:
+            leaves = _leaf_documents(rules.resolve(read, progress=watched))
     if as_json:
         print_json(rules.to_document() if leaves is None else leaves)
         return
@@ -267,6 +288,23 @@ def _leaf_documents(resolved: ResolvedMapping) -> list[dict[str, Any]]:
         }
         for name, spec in resolved.targets.items()
     ]
+
+
+def _write(mapping: LeafMapping, output: str) -> None:
+    """Write the file of ``--output``."""
+    try:
+        mapping.to_file(output)
+    except OSError as error:
+        raise click.UsageError(f"{output} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _watched(doing: str, leaves: int) -> Iterator[Callable[[float], None] | None]:
+    """A bar for work on so many leaves; the collector of cycles rests meanwhile."""
+    from xckpt.convert.conversion import in_leaves
+
+    with progress_bar(doing) as bar, collector_at_rest():
+        yield in_leaves(bar, leaves)
 
 
 def _specs(path: str) -> dict[str, TensorSpec]:

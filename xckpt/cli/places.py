@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
+from xckpt.cli.shell.complete import files
 from xckpt.core.text.printable import printable
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -16,14 +17,15 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @click.command("cp")
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", shell_complete=files)
+@click.argument("target", shell_complete=files)
 @click.option("--overwrite", is_flag=True, help="Replace the checkpoint at TARGET.")
 @as_json
 def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> None:
-    """Copy the checkpoint SOURCE to TARGET, which is there as a whole or not at all.
+    """Copy the checkpoint SOURCE to TARGET.
 
-    Within one local file system the files are linked, and no bytes copied.
+    The copy is there as a whole or not at all. Within one local file system the files are linked,
+    and no bytes copied.
     """
     import xckpt
 
@@ -40,13 +42,14 @@ def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> No
 
 
 @click.command("rm")
-@click.argument("path")
+@click.argument("path", shell_complete=files)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @as_json
 def delete_command(path: str, yes: bool, as_json: bool) -> None:
-    """Delete the checkpoint at PATH, after asking; what else is in the folder stays.
+    """Delete the checkpoint at PATH, after asking.
 
-    What is no checkpoint of xckpt is refused.
+    What else is in the folder stays. Of another library's checkpoint its own files go; what is no
+    checkpoint is refused.
     """
     import xckpt
     from xckpt.cli.report import checkpoint_report, holdings
@@ -59,7 +62,8 @@ def delete_command(path: str, yes: bool, as_json: bool) -> None:
         question = f"delete {printable(path)}, which holds {held}?"
         if not click.confirm(question, err=True):
             raise Failure("nothing was deleted")
-    xckpt.delete(path)
+    with progress_bar("deleting") as bar:
+        xckpt.delete(path, options=xckpt.LoadOptions(progress=bar))
     if as_json:
         print_json({"path": path, "leaves": len(report.leaves)})
     else:
@@ -90,7 +94,7 @@ class Duration(_FloatType):
 
 
 @click.command("gc")
-@click.argument("path")
+@click.argument("path", shell_complete=files)
 @click.option("--dry-run", is_flag=True, help="List what was left, and remove nothing.")
 @click.option(
     "--older-than",
@@ -100,16 +104,19 @@ class Duration(_FloatType):
 )
 @as_json
 def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool) -> None:
-    """Remove what killed saves have left in PATH, a folder of checkpoints or a bucket.
+    """Remove what killed saves have left below PATH.
 
-    Lists everything that was found, with its size. What belongs to a save that is alive stays, and
-    so does what may be alive on another host, unless --older-than says otherwise: choose a time
-    that no save takes. All that lies in a bucket may be alive.
+    PATH is a folder of checkpoints, or a bucket. Lists everything that was found, with its size.
+    What belongs to a save that is alive stays, and so does what may be alive on another host,
+    unless --older-than says otherwise: choose a time that no save takes. All that lies in a bucket
+    may be alive.
     """
     import xckpt
     from xckpt.core.text.shown import readable_bytes
 
-    found = xckpt.gc(path, dry_run=dry_run, older_than=older_than)
+    with progress_bar("removing") as bar:
+        options = xckpt.LoadOptions(progress=bar)
+        found = xckpt.gc(path, dry_run=dry_run, older_than=older_than, options=options)
     if as_json:
         print_json(found)
         return

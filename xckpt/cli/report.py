@@ -1,4 +1,4 @@
-"""What `xckpt ls` and `xckpt info` show, as plain values: tables and JSON print the same ones.
+"""The content of `xckpt ls` and `xckpt info` as plain values, which tables and JSON print.
 
 1. `checkpoint_report` takes everything from the manifest; no data is read.
 2. `tree_rows` lists containers and leaves in the saved order, each container with the sum of what
@@ -135,7 +135,9 @@ def checkpoint_report(path: str, manifest: Manifest, shared: int = 0) -> Checkpo
 
 def holdings(report: CheckpointReport) -> str:
     """One line: how many leaves, bytes and chunks a checkpoint holds."""
-    leaves = f"{counted(report.tensors, 'tensor')} and {counted(report.values, 'value')}"
+    leaves = counted(report.tensors, "tensor")
+    if report.values:
+        leaves += f" and {counted(report.values, 'value')}"
     shared = f", {readable_bytes(report.shared)} shared" if report.shared else ""
     return f"{leaves}, {readable_bytes(report.bytes)} in {counted(report.chunks, 'chunk')}{shared}"
 
@@ -226,7 +228,7 @@ def _range(text: str, dimension: int, size: int) -> range:
         low = int(start) if start.strip() or not colon else None
         high = int(stop) if stop.strip() else None
     except ValueError:
-        message = f"{text!r} is no slice of dimension {dimension}; write it as 0:100, 5 or :"
+        message = f"{text!r} is not a slice of dimension {dimension}; write it as 0:100, 5 or :"
         raise ValueError(message) from None
     if colon:
         return range(size)[low:high]

@@ -20,7 +20,7 @@ def step_lines(
 
     Args:
         records: by number, or the other way round.
-        shared: see `shared_at`.
+        shared: folder name -> bytes that other steps share; see `xckpt.viewer.run.shared_at`.
 
     Example:
         >>> list(step_lines([StepRecord(3, 60.0, {"loss": 0.25}, 1024, keep=("Latest(2)",))]))

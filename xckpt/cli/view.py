@@ -12,17 +12,29 @@ from typing import TYPE_CHECKING
 import click
 
 from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
+from xckpt.cli.shell.complete import files
 
 if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
 
 
 @click.command("view")
-@click.argument("path")
-@click.option("-o", "--output", metavar="FILE", help="Write one HTML file instead of serving.")
+@click.argument("path", shell_complete=files)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    shell_complete=files,
+    help="Write one HTML file instead of serving.",
+)
 @click.option("--leaf", metavar="NAME", help="With --output FILE.svg or FILE.png: draw this leaf.")
 @click.option("--plan", default="", metavar="TEXT|@FILE", help="A reader's mesh and specs.")
-@click.option("--diff", metavar="OTHER", help="Compare with another checkpoint, contents too.")
+@click.option(
+    "--diff",
+    metavar="OTHER",
+    shell_complete=files,
+    help="Compare with another checkpoint, contents too.",
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="By default any free one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @as_json
@@ -36,11 +48,12 @@ def view_command(
     no_browser: bool,
     as_json: bool,
 ) -> None:
-    """Look at a checkpoint, or a run, in the browser: its tree, its shards and chunks, its values.
+    """Look at a checkpoint or a run in the browser.
 
-    The page is served to this machine alone, under an address that nobody can guess, until it is
-    interrupted. With --output it is one HTML file, without values; with --leaf too, the picture of
-    one leaf, as SVG or, by matplotlib, as PNG. No request leaves the machine.
+    The page shows the tree, shards and chunks, values. It is served to this machine alone, under an
+    address that nobody can guess, until it is interrupted. With --output it is one HTML file,
+    without values; with --leaf too, the picture of one leaf, as SVG or, by matplotlib, as PNG. No
+    request leaves the machine.
 
     With --plan "data, model on data=2 x model=4" it also shows a load by that mesh: who reads which
     chunks, and how many bytes more than are wanted. In a file, a line "mesh data=2 x model=4" comes
@@ -92,7 +105,7 @@ def _write(view: CheckpointView, output: str, leaf: str | None) -> None:
 
 
 def _text(plan: str) -> str:
-    """A plan as it is given, or what the file holds that ``@`` names."""
+    """A plan as it is given, or the content of the file after ``@``."""
     if not plan.startswith("@"):
         return plan
     try:

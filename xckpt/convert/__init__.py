@@ -3,8 +3,7 @@
 A `Mapping` is data: rules of anchored names and invertible operations. On shapes alone it resolves
 to strided copies; see `xckpt.mapping.strided_copy` for that normal form.
 
-`convert` writes a checkpoint of another model or format; it is the only name here that imports
-TensorStore.
+`convert` writes a checkpoint of another model or format; only this name imports TensorStore.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""A conversion as a value that can be sent to any process, and what a process makes of it.
+"""A conversion as a value that can be sent to any process, and its state when opened there.
 
 1. `Conversion` names source, mapping and dtype; it pickles.
 2. `Conversion.open` opens the source and resolves the mapping, or the identity where there is none,
@@ -10,20 +10,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from xckpt.core.dtypes import DTYPES
 from xckpt.errors import MappingError
 from xckpt.formats.detect import open_source
 from xckpt.formats.source import TensorSource
-from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.mapping import RESOLVED, LeafMapping, part_of
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.scaled import scaled_weights
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Arithmetic, StridedCopy
 from xckpt.mapping.traced import leaf
+from xckpt.options import LoadOptions
+from xckpt.progress import Progress
+
+MANY_LEAVES = 1000
+"""From so many leaves on, work on their names and shapes alone is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Opened:
     """Whether names and layouts stay those of the source."""
 
     def identity(self, *more: object) -> bytes:
-        """A digest of the source's contents, of what is made of them, and of ``more``."""
+        """A digest of the source's contents, of the resolved mapping, and of ``more``."""
         digest = hashlib.blake2b(self.source.identity(), digest_size=16)
         for name in sorted(self.resolved.targets):
             made = (name, self.resolved.targets[name], self.resolved.copies[name])
@@ -47,7 +52,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What is converted how.
+    """What to convert, and how.
 
     Example:
         >>> import numpy as np, xckpt
@@ -61,20 +66,26 @@ class Conversion:
     path: str
     """Where the source is."""
     format: str | None = None
-    """What the source is; None to find out."""
+    """The source's format; None to detect it."""
     mapping: LeafMapping | None = None
     """None to leave names and layouts as they are."""
     dtype: str | None = None
     """Element type of all floating-point tensors; None to leave them as they are."""
     allow_lossy: bool = False
-    """Whether steps that do not bring every value back are allowed."""
+    """Whether lossy steps are allowed."""
     wanted: tuple[tuple[str, TensorSpec], ...] | None = None
     """(name, spec) of each tensor of the target, where it is known."""
     opaque: bool = False
     """Whether objects of the source are passed on as the bytes that hold them."""
+    options: LoadOptions | None = None
+    """How the source is read."""
 
-    def open(self) -> Opened:
+    def open(self, progress: Callable[[Progress], None] | None = None) -> Opened:
         """Open the source and resolve the mapping on it.
+
+        Args:
+            progress: called with how many leaves the mapping has been resolved on and proven for,
+                where they are very many.
 
         Raises:
             NotACheckpointError: there is no known format at the path.
@@ -82,29 +93,56 @@ class Conversion:
                 although `allow_lossy` is False; all problems are listed.
         """
         if self.dtype is not None and not is_float(self.dtype):
-            raise MappingError(f"dtype {self.dtype!r} is no floating-point type of {list(DTYPES)}")
-        source = open_source(self.path, self.format, opaque=self.opaque)
+            known = ", ".join(filter(is_float, DTYPES))
+            raise MappingError(
+                f"dtype {self.dtype!r} is not a floating-point type; known are {known}"
+            )
+        source = open_source(self.path, self.format, options=self.options, opaque=self.opaque)
         try:
-            return Opened(source, self._resolved(source), as_it_is=self.mapping is None)
+            return Opened(source, self._resolved(source, progress), as_it_is=self.mapping is None)
         except BaseException:
             source.close()
             raise
 
-    def _resolved(self, source: TensorSource) -> ResolvedMapping:
+    def _resolved(
+        self, source: TensorSource, progress: Callable[[Progress], None] | None
+    ) -> ResolvedMapping:
         if self.mapping is None:
             resolved = identity(source.specs)
             return resolved if self.dtype is None else cast_floats(resolved, self.dtype)
         wanted = None if self.wanted is None else dict(self.wanted)
         self.mapping.require_accepted()
-        resolved = self.mapping.resolve(source.specs, wanted)
+        report = in_leaves(progress, len(source.specs))
+        resolving, proving = part_of(report, 0.0, RESOLVED), part_of(report, RESOLVED, 1.0)
+        resolved = self.mapping.resolve(source.specs, wanted, progress=resolving)
         if not self.allow_lossy:
             require_lossless(resolved)
         if self.dtype is not None:
             resolved = cast_floats(resolved, self.dtype)
-        problems = problems_with(resolved, resolved.targets if wanted is None else wanted)
+        made = resolved.targets if wanted is None else wanted
+        problems = problems_with(resolved, made, progress=proving)
         if problems:
             raise MappingError.listing("the mapping does not fit", problems)
         return resolved
+
+
+def in_leaves(
+    progress: Callable[[Progress], None] | None, leaves: int
+) -> Callable[[float], None] | None:
+    """What is called with a part of some work on leaves, and reports how many leaves that is.
+
+    Few leaves are not worth a report.
+
+    Example:
+        >>> report = in_leaves(print, 20_000)
+        >>> report(0.25)
+        Progress(done=5000, total=20000, unit='leaves')
+        >>> in_leaves(print, 20) is None
+        True
+    """
+    if progress is None or leaves < MANY_LEAVES:
+        return None
+    return lambda part: progress(Progress(round(part * leaves), leaves, "leaves"))
 
 
 def require_lossless(resolved: ResolvedMapping) -> None:
@@ -115,7 +153,7 @@ def require_lossless(resolved: ResolvedMapping) -> None:
     """
     if resolved.lossy:
         raise MappingError.listing(
-            "the mapping does not bring every value back; allow_lossy=True allows it",
+            "the mapping is lossy; allow_lossy=True allows it",
             [f"{each.rule}: {each.operation}: {each.bound}" for each in resolved.lossy],
         )
 

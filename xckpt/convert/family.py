@@ -39,13 +39,13 @@ def family(name: str, config: Config, **choices: bool | str) -> LeafMapping:
     """The mapping from a family's torch checkpoints to its Flax parameters.
 
     The way back is its inverse. All classes of a family (with any head, or none) share a mapping:
-    it takes the leaves that are there. Weights that torch holds under two names may be there once
+    it takes the leaves that exist. Weights that torch holds under two names may be there once
     or twice.
 
     Args:
         name: a family, as a ``config.json`` calls it in ``model_type``.
         config: the model's configuration.
-        choices: what the family leaves open, such as ``scanned=True`` (the layers of one kind are
+        choices: the options of the family, such as ``scanned=True`` (the layers of one kind are
             one array, stacked on axis 0) and ``rope="pairs"`` for Llama.
 
     Raises:

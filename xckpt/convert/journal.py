@@ -1,10 +1,10 @@
 """The journal of a conversion: the units that are done, in a file that survives its process.
 
 1. The first record says which conversion it is: a digest of source, mapping and options.
-2. Then one record for each unit that is durably written: its number and what was reported of it.
+2. Then one record for each unit that is durably written: its number and its report.
 3. A record is its length, a digest of its content, and the content. A kill in the middle of one
-   leaves a tail that cannot be read; a process that resumes cuts it off. Anything else that does
-   not fit makes the journal void, and the conversion starts over.
+   leaves a tail that cannot be read; a process that resumes cuts it off. Any other mismatch makes
+   the journal void, and the conversion starts over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
 
 def read_journal(path: Path) -> tuple[bytes | None, dict[int, bytes], int]:
-    """What a journal says: its digest (None if it has none), unit -> report, and its sound length.
+    """The content of a journal: its digest (None if it has none), unit -> report, and its sound
+    length.
 
     Example:
         >>> read_journal(Path("/nowhere/journal"))
@@ -51,7 +52,7 @@ def read_journal(path: Path) -> tuple[bytes | None, dict[int, bytes], int]:
 
 
 def noted_units(staged: Path, digest: bytes) -> dict[int, bytes]:
-    """Unit -> report, of what any rank has noted of a conversion beside its staging folder."""
+    """Unit -> report, from all ranks' journals beside the staging folder of a conversion."""
     reports: dict[int, bytes] = {}
     for path in journals(staged):
         known, done, _ = read_journal(path)

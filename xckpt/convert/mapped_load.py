@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from xckpt.convert.conversion import cast_target, require_lossless
+from xckpt.convert.mapped_checks import check_share, check_targets
 from xckpt.convert.mapped_reads import MappedRead, TargetBox, stored_reads
-from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.unit import source_reads
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
@@ -57,17 +57,18 @@ from xckpt.options import LoadOptions
 
 
 class MappedLoadPlanner(LoadPlanner):
-    """Loads what a mapping makes of a checkpoint into targets like the ones given.
+    """Loads a checkpoint through a mapping into targets like the ones given.
 
     Args:
         mapping: how stored tensors become targets.
-        open_source: opens what is loaded a second time, to check the mapping's assertions.
+        open_source: opens the source a second time, to check the mapping's assertions, and targets
+            that share memory.
         strict: refuse missing and unexpected leaves; otherwise load what both sides have.
         missing: what to do about leaves that the mapping does not make and the checkpoint lacks.
         unexpected: what to do about leaves of the checkpoint that are neither taken nor wanted.
         cast: allow another dtype than the mapping's.
         in_place: fill the targets themselves.
-        allow_lossy: allow steps of the mapping that do not bring every value back.
+        allow_lossy: allow lossy steps of the mapping.
         rank: this process's, of ``ranks`` that share the checks.
         ranks: how many there are.
         options: memory.
@@ -170,9 +171,14 @@ class MappedLoadPlanner(LoadPlanner):
 
         Raises:
             MappingError: an assertion of the mapping fails in the data.
+            UnsupportedLeafError: targets share memory, but different elements are to fill them.
         """
-        self._check_assertions()
+        rank, ranks = self._ranks
+        assertions = self._resolved.assertions[rank::ranks]
+        check_share(assertions, self._open_source, self.options.memory_bytes)
         plan = self._targets.create_local_plan()
+        if self.in_place:
+            check_targets(self._targets, plan, self._resolved, self._names, self._open_source)
         targets = self._targets.targets
         items: list[ReadItem] = []
         for item in plan.items:
@@ -182,14 +188,6 @@ class MappedLoadPlanner(LoadPlanner):
             else:
                 items += self._reads_for(item, targets[item.dest_index.fqn])
         return replace(plan, items=items)
-
-    def _check_assertions(self) -> None:
-        """Check this rank's share of what the mapping asserts of the data."""
-        rank, ranks = self._ranks
-        assertions = self._resolved.assertions[rank::ranks]
-        if assertions:
-            with contextlib.closing(self._open_source()) as source:
-                check_assertions(assertions, source, memory_bytes=self.options.memory_bytes)
 
     def _reads_for(self, item: ReadItem, target: TargetLeaf | None) -> list[ReadItem]:
         """The read items that fill a wanted box; each is remembered with its copies."""

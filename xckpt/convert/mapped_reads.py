@@ -1,7 +1,8 @@
-"""The reads of a load by a mapping: what each takes of a stored tensor, and the box that it fills.
+"""The reads of a load by a mapping: the part of a stored tensor that each takes, and the box that
+it fills.
 
 1. `stored_reads` cuts a box of a stored tensor along stored chunks, into `blocks` of whole chunks
-   as far as the box has them whole, and restricts its copies to each of them.
+   where the box contains them entirely, and restricts its copies to each block.
 2. A `MappedRead` goes straight into the target where both have one order, else into memory of its
    own. When it has landed, its copies take its elements to their places.
 3. A `TargetBox` is filled by the copies of several reads. Its memory is the target's own, or a copy
@@ -178,5 +179,5 @@ def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Bo
 
 
 def restrict_sources(copies: Sequence[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
-    """The copies of just those elements that lie in a box of the source."""
+    """The copies restricted to the elements in a box of the source."""
     return tuple(part.turned() for part in restrict([copy.turned() for copy in copies], box))

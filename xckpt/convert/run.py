@@ -31,8 +31,8 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.adapters import find_group, refuse_others
-from xckpt.engine.ranks.group import Group, LocalGroup
+from xckpt.engine.adapters import GroupFinder, refuse_others
+from xckpt.engine.ranks.group import Group, LocalGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch
 from xckpt.engine.save import save_state
 from xckpt.engine.steps import all_reduce
@@ -43,7 +43,7 @@ from xckpt.formats.source import Opaque, metadata_texts, user_of
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
-from xckpt.options import SaveOptions, checked_options, is_watched, with_progress
+from xckpt.options import LoadOptions, SaveOptions, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -53,7 +53,7 @@ UNITS_IN_FLIGHT = 8
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion has done."""
+    """The result of a conversion."""
 
     tensors: int
     """Tensors of the target."""
@@ -140,15 +140,18 @@ def convert(
         >>> xckpt.load("memory://flax-model")["fc"]["kernel"].shape
         (3, 2)
     """
-    options = checked_options(options, SaveOptions, "convert")
-    conversion = Conversion(
-        os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like), opaque
-    )
-    group = _group_for(executor, group)
-    _check_executor(executor, [conversion.path, os.fspath(dst)])
-    to_sink = open_sink(dst, format, overwrite=overwrite) is not None
-    watch = Watch.of("convert", dst, options) if is_watched(options) else None
-    with _saying_what_stays(dst), ExitStack() as stack:
+    find = GroupFinder(LocalGroup() if group is None and executor is not None else group)
+    with _raised_on_all_ranks(find):
+        options = checked_options(options, SaveOptions, "convert")
+        conversion = Conversion(
+            *(os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like)),
+            *(opaque, LoadOptions(memory_bytes=options.memory_bytes)),
+        )
+        group = _group_for(executor, group, find)
+        _check_executor(executor, [conversion.path, os.fspath(dst)])
+        to_sink = open_sink(dst, format, overwrite=overwrite) is not None
+        watch = Watch.of("convert", dst, options) if is_watched(options) else None
+    with operation(group), _noting_leftovers(dst), ExitStack() as stack:
         stack.enter_context(watch or nullcontext())
         bar = with_progress(options, f"convert {os.path.basename(dst)}", group.rank)
         work = _Work(
@@ -163,8 +166,21 @@ def convert(
 
 
 @contextmanager
-def _saying_what_stays(dst: Path) -> Iterator[None]:
-    """Note, on whatever ends a conversion, what it leaves beside ``dst`` for one that goes on."""
+def _raised_on_all_ranks(find: GroupFinder) -> Iterator[None]:
+    """Around what this rank checks before the first step: all ranks raise what it raises."""
+    try:
+        yield
+    except Exception as error:
+        # Not on the way of a call that makes sense.
+        from xckpt.engine.ranks.compare import refuse
+
+        refuse(find.likely(), error, PREPARE)
+        raise
+
+
+@contextmanager
+def _noting_leftovers(dst: Path) -> Iterator[None]:
+    """Note on the error that ends a conversion what it leaves beside ``dst`` to resume from."""
     try:
         yield
     except BaseException as error:
@@ -189,7 +205,7 @@ class _Work:
     like: object
     metadata: JSONValue
     stack: ExitStack
-    """Closes what is open, in the end."""
+    """Closes everything at the end."""
     watch: Watch | None
     """Times the conversion, if there is a listener."""
 
@@ -206,7 +222,8 @@ class _Work:
     @cached_property
     def opened(self) -> Opened:
         """The source, opened when it is first looked at."""
-        opened = self.conversion.open()
+        watcher = self.options.progress
+        opened = self.conversion.open(None if isinstance(watcher, bool) else watcher)
         self.stack.callback(opened.source.close)
         return opened
 
@@ -286,9 +303,9 @@ def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, Tenso
     return tuple(specs_of(like).items())
 
 
-def _group_for(executor: Executor | None, group: Group | None) -> Group:
+def _group_for(executor: Executor | None, group: Group | None, find: GroupFinder) -> Group:
     if executor is None:
-        return find_group(group)
+        return find()
     if group is not None and group.size > 1:
         raise ValueError("an executor's workers or a group's ranks can share the work, not both")
     if group is None:
@@ -307,11 +324,11 @@ def _check_executor(executor: Executor | None, paths: Sequence[str]) -> None:
     for path in paths:
         if path.startswith("memory://") and not isinstance(executor, ThreadPoolExecutor):
             raise StorageError(f"{path}: no other process reaches the memory of this one")
-    # A process that is forked later has TensorStore's memory, but not its threads, and dies of it.
+    # A process that is forked later has TensorStore's memory without its threads, and would abort.
     executor.submit(os.getpid).result()
 
 
 def _content(leaf: object) -> bytes:
-    """The bytes of the only kind of leaf that no adapter knows."""
+    """The bytes of an `Opaque` value, the only kind of leaf that no adapter knows."""
     assert isinstance(leaf, Opaque)
     return leaf.content()

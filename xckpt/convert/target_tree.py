@@ -2,8 +2,8 @@
 
 1. Without a mapping it is the source's own tree, as far as the source describes it.
 2. With a mapping it is nested dicts with string keys, split at the names' slashes.
-3. With a tree of the target's it is that tree, containers and all; it must have a place for each
-   Python value of the source, and each of its own must be in the source.
+3. With a target tree it is that tree, containers included. It must have a place for each Python
+   value of the source, and each of its own values must be in the source.
 """
 
 from __future__ import annotations

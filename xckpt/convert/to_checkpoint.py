@@ -1,13 +1,13 @@
 """Writing a conversion as an xckpt checkpoint, through the ordinary steps of a save.
 
-1. Every leaf is a `LazySource` of the boxes that this rank is to make; the planner merges all
+1. Every leaf is a `LazySource` of the boxes that this rank makes; the planner merges all
    ranks' boxes and chooses grids, as it does for any save.
 2. `ConvertingWriter.write_data` makes this rank's units (`xckpt.convert.units.run`); the chunks of
-   each unit are written as soon as it is made, small ones into packs of its own, so that a unit is
+   each unit are written as soon as it is made, small ones into packs of the unit, so that a unit is
    durable by itself. The digests and places are the unit's report.
-3. On local folders reports go to a journal beside the place where the save is staged. Whatever ends
-   this process before the commit, the next conversion of the same source in the same way finds
-   both, and makes what is missing. Another conversion clears them away.
+3. On local folders reports go to a journal beside the place where the save is staged. If this
+   process ends before the commit, the next conversion of the same source in the same way finds both
+   and makes the missing units. A different conversion removes them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.manifest.packs import PACKS
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import BriefData, SavePlan, WriteItem
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.storage.budget import Pool, ProgressCounter, share_of
+from xckpt.core.storage import BriefData
+from xckpt.storage.budget import Pool, ProgressCounter, SizedItems, share_of
 from xckpt.storage.chunks.columns import received
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites
@@ -38,14 +39,14 @@ from xckpt.storage.packs.write_packs import joined
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 IDENTITY = "conversion"
-"""What the staging folder of every conversion is called, so that the next one finds it."""
+"""The identity of every conversion's staging folder, so that the next conversion finds it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Written).decode
 
 
 class _Made(DefaultSavePlanner):
-    """Gives a unit's arrays to what writes them."""
+    """Gives a unit's arrays to the writer."""
 
     def __init__(self, arrays: Mapping[tuple[str, tuple[int, ...]], object]) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class CheckpointOutput:
     items: Mapping[TargetPart, WriteItem]
 
     def only(self, unit: WorkUnit) -> CheckpointOutput:
-        """What one unit needs of this."""
+        """The part of this output that one unit needs."""
         items = {part: self.items[part] for part in unit.parts}
         leaves = {item.index.fqn for item in items.values()}
         arrays = tuple(array for array in self.orders.arrays if array.leaf in leaves)
@@ -86,17 +87,16 @@ class CheckpointOutput:
 
     def _write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         items = [self.items[part] for part in unit.parts]
-        sized = [(item.tensor_storage_size() or 0, item) for item in items]
         arrays = {
             (item.index.fqn, part.box.offsets): array
             for item, part, array in zip(items, unit.parts, made, strict=True)
         }
         progress = ProgressCounter(0, None)
-        # What was read is no longer there: packs have its memory, half of what they are given.
+        # The read buffers are free by now: packs get their memory, half of what they may use.
         about = self.orders, _Made(arrays), progress, self.where, 2 * unit.source_bytes
         with closing(ChunkWrites(*about)) as writes:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.write_tensors(writes.begin_largest(sized, pool), pool)
+                writes.write_tensors(writes.begin_largest(SizedItems(items), pool), pool)
             return _encode(writes.finish())
 
 
@@ -149,7 +149,7 @@ class ConvertingWriter(ZarrStorageWriter):
         return super().prepare_global_plan(plans, metadata)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
-        """Make and write this rank's units, but for those that are written already.
+        """Make and write this rank's units, except those already written.
 
         Raises:
             XckptError: the first failure; the same conversion resumes from what was written.

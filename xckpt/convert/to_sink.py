@@ -1,8 +1,8 @@
 """Writing a conversion in another library's format, through its sink.
 
 1. The coordinator prepares the output under an identity that all conversions share
-   (`TensorSink.prepare`): so no two processes convert to one path, and what a killed process has
-   left of the same conversion is resumed.
+   (`TensorSink.prepare`): so no two processes convert to one path, and the remains of a killed
+   process are resumed.
 2. The other ranks, and the workers of an executor, attach to it.
 3. Each unit is written as soon as it is made, and noted in a journal.
 4. The coordinator commits; staging, journals and claim go together.
@@ -41,7 +41,7 @@ WRITE = "convert; nothing was committed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SinkTarget:
-    """What a sink is to carry, and where; pickles."""
+    """The contents of a sink and its path; can be pickled."""
 
     path: str
     format: str | None
@@ -69,13 +69,14 @@ class SinkOutput:
     """Writes units to a sink, in any process; an `Output`."""
 
     token: str
-    """Unique to the output: two with one token are one, so that a worker opens it once."""
+    """Unique to the output: outputs with one token are the same, so that a worker opens each
+    once."""
     target: SinkTarget = field(compare=False)
     sink: TensorSink | None = field(default=None, compare=False)
     """The sink, where it is open in this process; other processes attach to its output."""
 
     def only(self, unit: WorkUnit) -> SinkOutput:
-        """All of it: the places of all tensors make up the layout."""
+        """All of it: a unit needs the layout of all tensors."""
         return replace(self, sink=None)
 
     def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
@@ -149,7 +150,7 @@ class SinkWriter:
         return b"%d" % max(Counter(hosts).values())
 
     def _make(self) -> bytes:
-        """Make and write this rank's units, but for those that are written already."""
+        """Make and write this rank's units, except those already written."""
         if self._sink is None:
             self._sink = self.target.open(attach=IDENTITY)
         self._share = share = self._plan(self._sink.chunks)

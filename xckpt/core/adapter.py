@@ -3,7 +3,7 @@
 1. An `Adapter` knows one framework: which objects are its leaves, how to describe them, and what
    else of the framework a tree may hold. A subclass overrides what its framework has.
 2. `Adapters` are those that a save or a load may need, as one value. A leaf belongs to the first
-   whose `owns` is true, so each question goes to one adapter, found by the leaf's class.
+   adapter whose `owns` is true. Each question goes to one adapter, found by the leaf's class.
 3. The engine makes that value (`xckpt.engine.adapters`).
 """
 
@@ -34,7 +34,7 @@ from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
 
 Leaf = TypeVar("Leaf")
-"""What the leaves of a framework are."""
+"""The classes of a framework's leaves."""
 Children = tuple[str, list[tuple[str | int, object]]]
 """What a container holds: its kind, and a (key, child) pair for each child."""
 Answer = TypeVar("Answer")
@@ -42,11 +42,11 @@ Answer = TypeVar("Answer")
 _BUILTIN = frozenset(
     (dict, OrderedDict, list, tuple, type(None), bool, int, float, complex, str, bytes)
 )
-"""Types whose instances are what they seem, so that no adapter need be asked."""
+"""Builtin types: no adapter is asked about their instances."""
 
 
 class Adapter(Generic[Leaf]):
-    """A framework's door. The defaults are those of a framework that has leaves to save only."""
+    """A framework's door. The defaults suit a framework whose leaves can only be saved."""
 
     leaves: tuple[type[Leaf], ...] = ()
     """The classes whose instances are this framework's leaves."""
@@ -83,7 +83,7 @@ class Adapter(Generic[Leaf]):
         raise UnsupportedLeafError(f"{name}: give a target, for this framework makes none")
 
     def prepared(self, likes: Mapping[str, object], metadata: Metadata) -> Mapping[str, object]:
-        """A load's likes by name; those that say only where (shardings) have a shape now."""
+        """The targets of a load, by name; those that are only a sharding get the stored shape."""
         return likes
 
     def copyable(self, leaf: Leaf, name: str) -> Copyable:
@@ -123,7 +123,7 @@ class Adapter(Generic[Leaf]):
         Any strides; the format's dtypes (ml_dtypes included).
 
         Raises:
-            TypeError: it is no tensor that can be read.
+            TypeError: it is not a tensor that can be read.
         """
         _cannot("read", data)
 
@@ -135,7 +135,7 @@ class Adapter(Generic[Leaf]):
         """Copy host data of the same shape and dtype into a tensor.
 
         Raises:
-            TypeError: it is no tensor that can be written.
+            TypeError: it is not a tensor that can be written.
         """
         _cannot("write", buffer)
 
@@ -163,7 +163,7 @@ class Adapter(Generic[Leaf]):
         return None
 
     def refuse(self, leaf: object, name: str) -> None:
-        """Say why an object of this framework can be no leaf; called where no adapter owns it.
+        """Say why an object of this framework cannot be a leaf; called where no adapter owns it.
 
         Raises:
             UnsupportedLeafError: names the leaf and says what to do instead.
@@ -205,7 +205,7 @@ class Adapters:
     known: tuple[Adapter[Any], ...] = ()
     """In the order in which they are asked."""
     look_again: Callable[[], tuple[Adapter[Any], ...]] = _none_more
-    """All that are loaded by now; asked about what no known adapter owns."""
+    """All adapters that are loaded by now; asked about what no known adapter owns."""
 
     def owner(self, leaf: object) -> Adapter[Any] | None:
         """The adapter whose leaf an object is."""

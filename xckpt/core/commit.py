@@ -15,9 +15,9 @@ something else  GENERATION    EXCHANGE      GENERATION    refused       refused 
 All but the first row needs ``overwrite=True``. The first three columns are checkpoints of our own,
 whose manifest can name data beside the old ones; the others are outputs in other formats.
 
-Files that are no checkpoint's are the user's, in each row. A save beside them (GENERATION) does not
-touch them. An exchange carries them over (`xckpt.storage.commit.carry`); where it cannot, the file
-system counts as one that exchanges no folders.
+In each row, files that belong to no checkpoint are the user's. A save beside them (GENERATION) does
+not touch them. An exchange carries them over (`xckpt.storage.commit.carry`); where it cannot, the
+file system counts as one that exchanges no folders.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ class FileSystem:
     """What the file system under a save can do, found out once a save."""
 
     locks: bool
-    """Whether it has locks. Without, only a save in a folder of its own is safe."""
+    """Whether it has locks. Without them, only a save in a folder of its own is safe."""
     syncs_folders: bool
-    """Whether a folder can be forced to disk. Without, only files are."""
+    """Whether a folder can be synced to disk. If not, only files are."""
     tells_case: bool
     """Whether names that differ in case alone are two names."""
     longest_name: int
     """Bytes that a name may have."""
 
     def problems(self, paths: Mapping[str, str], *, beside: bool = False) -> list[str]:
-        """Why a save must not be begun here, a line each.
+        """Why a save must not begin here, a line each.
 
         Args:
             paths: where each zarr array goes -> the leaf that it is of. All is ASCII, so that no
-                file system spells it another way.
+                file system normalises it.
             beside: whether the save is staged among the files that are there.
 
         Example:
@@ -171,7 +171,7 @@ def decide(where: object, found: Found, place: Place, *, overwrite: bool, reason
         found: what is there now.
         place: what the store can do there.
         overwrite: whether the caller allowed to replace a checkpoint.
-        reason: why what is there is foreign, for the message.
+        reason: why what is there belongs to someone else, for the message.
 
     Raises:
         CheckpointExistsError: the save must not be done.

@@ -1,4 +1,4 @@
-"""Host memory for the boxes of a target that goes elsewhere in the end, to a device, say."""
+"""Host memory for the boxes of a target whose elements end up elsewhere, such as on a device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HostBuffers:
             return self._buffers[index]
 
     def release(self, index: int) -> None:
-        """Let a buffer go that is where it was to be."""
+        """Release a buffer whose elements have been delivered."""
         with self._lock:
             del self._buffers[index]
 

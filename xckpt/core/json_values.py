@@ -38,7 +38,7 @@ def check_json(value: object, what: str) -> None:
         Traceback (most recent call last):
         ...
         xckpt.errors.ManifestError: metadata cannot be written as JSON
-          - metadata/loss: nan is no JSON number
+          - metadata/loss: nan is not a JSON number
     """
     problems = list(json_problems(value, what))
     if problems:
@@ -68,12 +68,12 @@ def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Ite
         yield from _string_problem(value, where)
     elif type(value) is float:
         if not isfinite(value):
-            yield f"{where}: {value!r} is no JSON number"
+            yield f"{where}: {value!r} is not a JSON number"
     elif type(value) is int:
         if value.bit_length() > LONGEST_INT:
             yield f"{where}: an int of more than {LONGEST_INT} bits"
     elif value is not None and type(value) is not bool:
-        yield f"{where}: a {type(value).__module__}.{type(value).__qualname__} is no JSON value"
+        yield f"{where}: a {type(value).__module__}.{type(value).__qualname__} is not a JSON value"
 
 
 def _string_problem(text: str, where: str) -> Iterator[str]:

@@ -4,7 +4,7 @@
    `HostSource` is one over NumPy arrays, `LazySource` one that is read from a file when it is
    written.
 2. A tensor to be loaded is a `TargetLeaf`: the boxes wanted, and where their elements go.
-3. An object that keeps its own state (a model, an optimizer) is no leaf: an `ObjectState` stands
+3. An object that keeps its own state (a model, an optimizer) is not a leaf: an `ObjectState` stands
    in its place.
 4. A leaf that is copied for an asynchronous save is a `Copyable`: the memory that may change, and
    how to build the same leaf over copies of that memory.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class _TensorLeaf(Protocol):
 
     @property
     def annotation(self) -> str:
-        """What the leaf is, or shall be, beyond an array (``"prng_key:threefry2x32"``).
+        """What the leaf is, or will be, beyond an array (``"prng_key:threefry2x32"``).
 
         Empty for most: a plain array, or a target for anything.
         """
@@ -168,6 +168,36 @@ class TargetLeaf(_TensorLeaf, Protocol):
     def result(self) -> object:
         """The loaded leaf; called once, after every box was committed."""
         ...
+
+
+class Extent(NamedTuple):
+    """Where in memory the elements of a box are, on whatever device.
+
+    A target that can fill the caller's own memory has a method ``extent(index)``, which says where
+    box ``index`` is; None where the load makes the memory, or addresses tell nothing.
+
+    Example:
+        >>> Extent(800, (2, 3), (-24, 8), 8).range()
+        (776, 824)
+    """
+
+    start: int
+    """The address of the first element."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Bytes from one element to the next, in each dimension."""
+    item: int
+    """Bytes of an element."""
+
+    def range(self) -> tuple[int, int]:
+        """The lowest address, and the one behind the highest."""
+        low, high = self.start, self.start + self.item
+        for size, step in zip(self.shape, self.strides, strict=True):
+            if step < 0:
+                low += (size - 1) * step
+            else:
+                high += (size - 1) * step
+        return low, high
 
 
 @runtime_checkable

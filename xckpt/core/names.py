@@ -26,7 +26,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 KeyPath = tuple[str | int, ...]
 
@@ -82,7 +83,7 @@ def is_name(text: str) -> bool:
 
 
 def odd_names(texts: Iterable[str], deepest: int) -> list[str]:
-    """The texts that are no leaf names, or names of that many containers or more.
+    """The texts that are not leaf names, or names of that many containers or more.
 
     Example:
         >>> odd_names(["opt/0/mu", "a%2fb", "a%2Fb", "a/b/c/d"], 3)
@@ -114,6 +115,29 @@ def dimension_name_faults(names: Sequence[str], rank: int) -> Iterator[str]:
     if len(names) != rank or len(set(names)) < rank or not all(names):
         given = str(tuple(names))[:80]
         yield f"dimension_names {given} are not {rank} different, non-empty strings"
+
+
+def check_dimension_names(given: object) -> None:
+    """Refuse an option that does not map leaf names to lists of names.
+
+    Raises:
+        TypeError: it has another form.
+
+    Example:
+        >>> check_dimension_names({"w": "xy"})
+        Traceback (most recent call last):
+        ...
+        TypeError: SaveOptions(dimension_names=) takes {leaf name: [a name for each dimension]}, \
+not a str for w
+    """
+    takes = "SaveOptions(dimension_names=) takes {leaf name: [a name for each dimension]}, not a"
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{takes} {type(given).__name__}")
+    for name, names in cast(Mapping[object, object], given).items():
+        if not isinstance(names, list | tuple):
+            raise TypeError(f"{takes} {type(names).__name__} for {name}")
 
 
 def component(key: str | int) -> str:

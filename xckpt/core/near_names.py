@@ -1,6 +1,7 @@
-"""The names that a caller may have meant by one that is not there.
+"""Suggestions for a name that does not exist.
 
-1. `near_names` looks for the ends of longer names (``wte`` for ``model/wte``) and for similar ones.
+1. `near_names` looks for the ends of longer names (``wte`` for ``model/wte``), small letters for
+   capitals (``w`` for ``W``), and for similar names.
 2. `no_such_name` is the message about a name that is not there, with the nearest.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from xckpt.core.text.printable import printable
 
 COMPARED = 2_000
-"""Of more names than these, only those of nearly the same length are compared."""
+"""Among more names than this, only those of nearly the same length are compared."""
 
 MOST_COMPARED = 30_000
 """How many names are compared at most: about a second."""
@@ -23,6 +24,8 @@ def near_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
 
     Example:
         >>> near_names("wte", ["model/wte", "model/wpe"])
+        ['model/wte']
+        >>> near_names("Model/WTE", ["model/wte", "model/wpe"])
         ['model/wte']
         >>> near_names("modle/wte", ["model/wte", "opt/count"])
         ['model/wte']
@@ -35,17 +38,24 @@ def near_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
     for slack in (8, 2):
         if len(known) > COMPARED:
             known = [other for other in known if abs(len(other) - len(name)) <= slack]
+    spelled = name.casefold()
+    same = [each for each in known if len(each) == len(name) and each.casefold() == spelled]
+    if same:
+        return same[:most]
     return difflib.get_close_matches(name, known[:MOST_COMPARED], n=most)
 
 
-def no_such_name(name: str, names: Iterable[str], where: str, otherwise: str = "") -> str:
-    """What to say of a leaf or container that is not there.
+def no_such_name(
+    name: str, names: Iterable[str], where: str, otherwise: str = "", what: str = "leaf"
+) -> str:
+    """The message about a leaf or container that does not exist.
 
     Args:
         name: what was asked for.
         names: what there is.
         where: where it was looked for.
         otherwise: what to do where no name is near.
+        what: what the names are of.
 
     Example:
         >>> no_such_name("modle/w", ["model/w", "step"], "run/10")
@@ -55,4 +65,4 @@ def no_such_name(name: str, names: Iterable[str], where: str, otherwise: str = "
     """
     near = near_names(name, names)
     hint = f"did you mean {printable(' or '.join(near))}?" if near else otherwise
-    return f"{printable(where)} has no leaf {name!r}" + (f"; {hint}" if hint else "")
+    return f"{printable(where)} has no {what} {name!r}" + (f"; {hint}" if hint else "")

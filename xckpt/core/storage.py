@@ -1,16 +1,21 @@
 """What the engine asks of a storage: two protocols, in the order of the calls.
 
-`PlainStorageWriter` has the hooks of a writer that wants nothing of them but sizes of chunks.
+`PlainStorageWriter` implements the hooks that most writers leave as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import LoadPlan, SavePlan
+from xckpt.core.plan.items import LeafTable, LoadPlan, SavePlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 
@@ -63,18 +68,21 @@ class SharesHost(Protocol):
 
 
 @runtime_checkable
-class LastingWriter(Protocol):
-    """A writer whose orders last: those of an equal plan are as before, but for the place."""
+class PlanCachingWriter(Protocol):
+    """A writer whose orders last: an equal plan gets the same orders, but for the place."""
 
     lasting: bool
 
 
 @runtime_checkable
 class OwnOrdersWriter(Protocol):
-    """A writer whose orders each rank can make for itself, but for the place."""
+    """A writer whose orders each rank can make alone, but for the place."""
 
-    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> SavePlan:
+    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> tuple[SavePlan, Metadata]:
         """Every rank: the plan with the orders that the coordinator would give it, as `BriefData`.
+
+        And what `StorageWriter.committed_metadata` will say, without the caller's own metadata and
+        without values whose kind turns out to be another than planned.
 
         Args:
             plan: this rank's share of the global plan.
@@ -144,3 +152,47 @@ class PatientReader(Protocol):
 
     patience: float
     """Seconds that a silent rank is waited for."""
+
+
+@runtime_checkable
+class PartReader(Protocol):
+    """A reader that can be asked for parts of stored tensors before a load."""
+
+    def same_digests(self, one: str, other: str) -> bool:
+        """Whether digests show that two stored tensors are equal; False also where none tell."""
+        ...
+
+    def read_part(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
+        """Read a box of a stored tensor, verified, into memory of its sizes and dtype."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BriefData:
+    """A storage's own data for a rank, without what the rank's leaf table says already."""
+
+    content: object
+    """As it has travelled."""
+    table: LeafTable
+    """That of the rank's share."""
+    place: object = None
+    """If the data are those of an earlier save: what `CanBeBrief.place` says about this save."""
+
+
+@runtime_checkable
+class CanBeBrief(Protocol):
+    """A storage's data for a rank that can be shortened by what its leaf table says."""
+
+    def brief(self, table: LeafTable) -> object:
+        """What travels to a rank that knows the table; there it becomes `BriefData`."""
+        ...
+
+    def place(self) -> object:
+        """The part that differs in each save, even if the plan is the same."""
+        ...
+
+
+def place(share: SavePlan) -> object:
+    """Where a rank writes by the plan of an earlier save; see `CanBeBrief.place`."""
+    assert isinstance(share.storage_data, CanBeBrief)
+    return share.storage_data.place()

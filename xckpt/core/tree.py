@@ -47,7 +47,7 @@ class FlatTree:
     leaves: dict[str, object] = field(default_factory=dict[str, object])
     """Leaf name -> leaf, in the tree's order."""
     containers: dict[str, str] = field(default_factory=dict[str, str])
-    """Name of each container that is no plain dict, or is empty -> its kind."""
+    """Name of each container that is not a plain dict, or is empty -> its kind."""
     objects: dict[str, ObjectState] = field(default_factory=dict[str, ObjectState])
     """Name of each object that keeps its own state -> that state; its leaves are in `leaves`."""
 
@@ -134,7 +134,7 @@ class _Walk:
 
 
 def _key_problem(key: object) -> str:
-    """Why a dict key can be no part of a name; empty if it can."""
+    """Why a dict key cannot be a part of a name; empty if it can."""
     if isinstance(key, bool) or not isinstance(key, str | int):
         return f"is a {type(key).__name__}; use str or int keys"
     if isinstance(key, int):
@@ -142,7 +142,7 @@ def _key_problem(key: object) -> str:
     try:
         key.encode()
     except UnicodeEncodeError:
-        return "is no text that UTF-8 can carry"
+        return "is not text that UTF-8 can carry"
     return ""
 
 
@@ -192,7 +192,7 @@ def refuse_clashes(names: Iterable[str]) -> None:
 
 
 class Container(dict[str | int, object]):
-    """A container of the tree; a dict that is no `Container` is a leaf's value."""
+    """A container of the tree; a dict that is not a `Container` is a leaf's value."""
 
     name, kind = "", "dict"
 

@@ -87,7 +87,7 @@ KINDS: Final = frozenset(_DECODE)
 
 
 class ValueText(io.BytesIO):
-    """The text of a value whose kind is known only when it is written.
+    """The text of a value whose kind is only known when it is written.
 
     Args:
         value: a Python value that the format carries.
@@ -147,7 +147,7 @@ def decode_value(kind: str, text: str) -> Value:
             raise ValueError(text)
         return _DECODE[kind](text)
     except (KeyError, ValueError, TypeError, binascii.Error) as error:
-        raise ManifestError(f"{text[:40]!r} is no {kind[:40]} value") from error
+        raise ManifestError(f"{text[:40]!r} is not a {kind[:40]} value") from error
 
 
 def shown_value(value: object) -> str:
@@ -186,7 +186,7 @@ def decode_content(
         return decode_value(kind, content.decode())
     except (UnicodeDecodeError, ManifestError) as error:
         raise CorruptCheckpointError(
-            f"{name or 'the root'}: its {len(content):,} bytes are no {kind} value"
+            f"{name or 'the root'}: its {len(content):,} bytes are not a {kind} value"
         ) from error
 
 

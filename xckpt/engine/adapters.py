@@ -1,27 +1,29 @@
-"""What the frameworks that this process has imported bring: adapters, and the group they joined.
+"""The imported frameworks of this process: their adapters, and the group of processes they joined.
 
-1. An adapter is a module with an `Adapter` named ``ADAPTER``. It is imported when its framework has
-   been: before that, no leaf of the framework can exist.
-2. `register` takes an adapter from outside; those are asked first.
-3. A framework that joins processes has a module with ``current_group``; `find_group` asks those.
-   Where none has joined any, but a launcher has started several, it is an error.
+1. An adapter is a module with an `Adapter` named ``ADAPTER``. It is imported once its framework is
+   imported: before that, no leaf of the framework can exist.
+2. `register` adds an adapter from outside xckpt; these are asked first.
+3. A framework that joins processes has a module with ``current_group``; `find_group` asks these. If
+   no framework has joined processes, but a launcher has started several, that is an error.
 
 So this imports no framework that the program has not imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from xckpt.core.adapter import Adapter, Adapters
 from xckpt.core.part.per_rank import PerRankAdapter
 from xckpt.engine.ranks.group import Group, LocalGroup, TimedGroup
 from xckpt.engine.ranks.launched import COUNTS, launched_with
-from xckpt.errors import NoGroupError
+from xckpt.errors import NoGroupError, XckptError
 
 _MODULES: Final[dict[str, str]] = {
     # First, because it is the quickest to ask.
@@ -38,6 +40,9 @@ _GROUPS: Final = {"torch.distributed": "xckpt.torch.group", "jax": "xckpt.jax.gr
 """Framework module -> module with ``current_group``, in the order in which they are asked."""
 
 
+LIKELY_SECONDS: Final = 30.0
+"""How long a rank whose arguments make no group waits for others, to say so."""
+
 _NOTICES: Final = {"jax": "xckpt.jax.preemption"}
 """Framework module -> module with ``current_notice``."""
 
@@ -46,7 +51,8 @@ _REGISTERED: Final[list[Adapter[Any]]] = []
 
 
 def _loaded() -> tuple[Adapter[Any], ...]:
-    modules = [module for framework, module in _MODULES.items() if framework in sys.modules]
+    # A None among the modules forbids an import.
+    modules = [module for framework, module in _MODULES.items() if sys.modules.get(framework)]
     ours = (importlib.import_module(module).ADAPTER for module in modules)
     # Two frameworks may have one adapter.
     return tuple(dict.fromkeys((*_REGISTERED, *ours)))
@@ -72,8 +78,8 @@ def register(adapter: Adapter[Any]) -> None:
         adapter: an instance; see `xckpt.adapters`. Registering it again changes nothing.
 
     Raises:
-        TypeError: it is no adapter, or a class.
-        ValueError: it names no classes in ``leaves``, so nothing would be its own.
+        TypeError: it is not an adapter, or a class.
+        ValueError: it names no classes in ``leaves``, so it would own nothing.
     """
     if not isinstance(adapter, Adapter):  # pyright: ignore[reportUnnecessaryIsInstance]
         given = adapter.__name__ if isinstance(adapter, type) else type(adapter).__name__
@@ -122,10 +128,10 @@ def framework_adapter(framework: str) -> Adapter[Any]:
 def loaded_adapters(rank: int = 0) -> Adapters:
     """The adapters of the frameworks imported so far, in one value.
 
-    A framework that is imported later is found too, when something of it turns up.
+    A framework that is imported later is found too, when one of its objects turns up.
 
     Args:
-        rank: this process's in the group, for what each rank has its own of (`PerRank`).
+        rank: this process's rank in the group, for leaves that differ by rank (`PerRank`).
 
     Raises:
         ImportError: an adapter cannot be imported, though its framework is.
@@ -153,12 +159,12 @@ def find_group(
             process alone.
         coordinator_rank: the rank within the group that decides and commits. A `Group` has its
             own coordinator, so only 0 or that rank may be given with it.
-        no_dist: this process alone, whatever other processes there are.
+        no_dist: this process alone, even if there are other processes.
         timeout: seconds to wait for a silent rank in one step; None for what the group does.
 
     Raises:
         NoGroupError: a launcher has started several processes, but nothing joins them.
-        TypeError: ``process_group`` is neither, or has no timeouts.
+        TypeError: ``process_group`` is not a group, or has no timeouts.
         ValueError: the group has no such coordinator, or this process is not in it; or the
             arguments contradict each other.
 
@@ -166,6 +172,8 @@ def find_group(
         >>> find_group(LocalGroup()).size
         1
     """
+    if not (timeout is None or hasattr(timeout, "__float__")):
+        raise TypeError(f"timeout is a number of seconds, not a {type(timeout).__name__}")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
     if no_dist:
@@ -180,7 +188,7 @@ def find_group(
             )
         return _timed(process_group, timeout)
     for framework, module in _GROUPS.items():
-        if framework in sys.modules:
+        if sys.modules.get(framework):
             current_group = importlib.import_module(module).current_group
             group: Group | None = current_group(coordinator_rank, process_group, timeout)
             if group is not None:
@@ -196,14 +204,67 @@ def find_group(
     return LocalGroup()
 
 
+@dataclass(slots=True)
+class GroupFinder:
+    """Finds the group of one call, once: JAX numbers its groups. See `find_group`.
+
+    Example:
+        >>> find = GroupFinder(LocalGroup(), timeout=-1)
+        >>> find()
+        Traceback (most recent call last):
+        ValueError: timeout must be more than 0 seconds, got -1
+        >>> find.likely().size
+        1
+    """
+
+    group: object = None
+    coordinator_rank: int = 0
+    no_dist: bool = False
+    timeout: float | None = None
+    _found: Group | None = None
+
+    def __call__(self) -> Group:
+        """The group.
+
+        Raises:
+            NoGroupError, TypeError, ValueError: see `find_group`.
+        """
+        if self._found is None:
+            self._found = find_group(
+                self.group, self.coordinator_rank, no_dist=self.no_dist, timeout=self.timeout
+            )
+        return self._found
+
+    def likely(self) -> Group:
+        """The group that the other ranks have, also where the arguments of this rank are wrong.
+
+        It waits for them a moment only: their arguments may name another one.
+        """
+        with contextlib.suppress(Exception):
+            return self()
+        if self.no_dist:
+            return LocalGroup()
+        if isinstance(self.group, Group):
+            return self.group
+        # If this rank's coordinator makes no sense, the others have most likely the usual one.
+        for coordinator in (self.coordinator_rank, 0):
+            for group in (self.group, None):
+                with contextlib.suppress(TypeError):
+                    try:
+                        return find_group(group, coordinator, timeout=LIKELY_SECONDS)
+                    except (ValueError, XckptError, RuntimeError):
+                        break  # this process is in no group, or that has no such coordinator
+        return LocalGroup()
+
+
 class PreemptionNotice(Protocol):
-    """A framework's own way to learn that a process is to end soon."""
+    """A framework's own way to learn that a process must end soon."""
 
     signals: Collection[int]
-    """Those that it has taken for itself."""
+    """The signals that the framework handles itself."""
 
     def reached(self) -> bool:
-        """Whether the processes are to stop now; all of them ask equally often."""
+        """Whether the processes must stop now; all of them ask equally often."""
         ...
 
 
@@ -214,7 +275,7 @@ def preemption_notices() -> list[PreemptionNotice]:
         >>> preemption_notices()
         []
     """
-    modules = [module for framework, module in _NOTICES.items() if framework in sys.modules]
+    modules = [module for framework, module in _NOTICES.items() if sys.modules.get(framework)]
     found = (importlib.import_module(module).current_notice() for module in modules)
     return [notice for notice in found if notice is not None]
 

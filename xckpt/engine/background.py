@@ -1,4 +1,4 @@
-"""Saves that go on while training does, one after the other.
+"""Saves that run while training goes on, one after the other.
 
 `begin` is what ``save_async`` does once it knows how to save:
 
@@ -35,12 +35,12 @@ State = Any
 """Any tree that a save takes."""
 
 Save = Callable[[State, BaseException | None, Group], Metadata]
-"""Saves a state on a group; with an exception this rank has failed already and has no state."""
+"""Saves a state on a group. Given an exception, this rank has failed already and has no state."""
 
 
 @runtime_checkable
 class BackgroundGroup(Group, Protocol):
-    """A group that training uses too, so that a save in the background needs other connections."""
+    """A group that training uses too: a save in the background needs separate connections."""
 
     def in_background(self) -> Group:
         """The same ranks over connections of their own; collective the first time."""
@@ -74,7 +74,7 @@ class SaveFuture:
     def staged(self, timeout: float | None = None) -> None:
         """Return when the state that was given may be changed.
 
-        That is so already when ``save_async`` returns, unless its stager goes on copying.
+        That is the case when ``save_async`` returns, unless its stager is still copying.
 
         Raises:
             TimeoutError: that takes more than ``timeout`` seconds.
@@ -112,10 +112,10 @@ class SaveFuture:
         return error
 
     def _check_process(self, future: Future[Any]) -> None:
-        """Refuse to wait for what goes on in another process.
+        """Refuse to wait for a save that runs in another process.
 
         Raises:
-            XckptError: this process was forked while the save went on.
+            XckptError: this process was forked while the save ran.
         """
         if os.getpid() != self._process and not future.done():
             raise XckptError(
@@ -148,14 +148,30 @@ class _SaveThread:
     copied: Future[State] = field(init=False)
     """The staged state, or why there is none; set before `go_on` is."""
     go_on: threading.Event = field(default_factory=threading.Event)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    """Taken once: by the thread, or by the caller that could not start it."""
+
+    def start(self) -> None:
+        """Start the thread; if that fails, so has the save.
+
+        A daemon: if it were joined like others, its own pools would be shut down before it ends.
+        """
+        try:
+            threading.Thread(target=self.run, name="xckpt-save", daemon=True).start()
+        except BaseException as error:
+            if self._turn.acquire(blocking=False):
+                self.status.saved.set_exception(error)
+            raise
 
     def run(self) -> None:
         """Save once `go_on` is set; give a spare stager back, then say how it ended."""
+        if not self._turn.acquire(blocking=False):
+            return
         self.go_on.wait()
         outcome = self._outcome()
         del self.copied, self.save
         if self.spare is not None:
-            # Kept for the next save; its memory is there unless the system has needed it.
+            # Kept for the next save; the system may take its memory in between.
             self.spare.rest()
             _spare[:] = [self.spare]
         if isinstance(outcome, Metadata):
@@ -182,7 +198,7 @@ _spare: list[BlockingAsyncStager] = []
 def begin(
     where: str, state: State, stager: AsyncStager | None, group: Group, save: Save
 ) -> SaveFuture:
-    """Stage a state and save it in a thread; collective the first time that a group does so.
+    """Stage a state and save it in a thread; collective on a group's first call.
 
     Raises:
         XckptError: an earlier save failed, and its result was never asked for.
@@ -197,17 +213,16 @@ def begin(
     work = _SaveThread(status, background, save, spare)
     _register_exit()
     IN_FLIGHT[status] = None
-    # Started before the copying, but released after it: else the caller would wait for the
-    # interpreter's lock while the save plans. A daemon: were it joined like others, its own thread
-    # pools would be shut before it has ended.
-    threading.Thread(target=work.run, name="xckpt-save", daemon=True).start()
     try:
+        # Started before the copying, but released after it: else the caller would wait for the
+        # interpreter's lock while the save plans.
+        work.start()
         if failure is not None:
             # The other ranks may know of no failure: the save tells them, and this rank raises.
-            status.seen = True
             raise failure
         work.copied = _stage(stager, state, until=status.saved)
     except BaseException as error:
+        status.seen = True
         work.copied = _failed(error)
         raise
     finally:
@@ -219,7 +234,7 @@ def begin(
 def _stage(stager: AsyncStager, state: State, until: Future[Metadata]) -> Future[State]:
     """Have a stager copy a state; the result is the copy, or the stager's failure.
 
-    A stager that lends its memory lends it ``until`` the save has ended.
+    A stager that lends its memory does so ``until`` the save has ended.
     """
     copied: Future[State] = Future()
     try:
@@ -245,7 +260,7 @@ def _failed(error: BaseException) -> Future[State]:
 
 
 def _failure(future: Future[Any]) -> BaseException | None:
-    """Why a future that is done has no result."""
+    """Why a finished future has no result."""
     return CancelledError() if future.cancelled() else future.exception()
 
 

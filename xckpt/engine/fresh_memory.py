@@ -1,12 +1,12 @@
 """New host memory, and the pages for it.
 
-The kernel gives a page when it is first touched, and clears it before. That costs several times as
-much as the copy into it, and nothing but memory that is there before (`HostCopies.prepare`) avoids
+The kernel provides a page when it is first touched, and clears it first. That costs several times
+as much as the copy into it; only memory that has its pages already (`HostCopies.prepare`) avoids
 it. Three fixed rules keep it low:
 
-1. What is touched for the first time comes in pages of the system's own choice. A huge page costs
-   less than the 512 small ones in its place on some machines, and four times as much in a virtual
-   machine that returns free memory to its host.
+1. Memory that is touched for the first time gets pages of the system's own choice. A huge page
+   costs less than the 512 small ones in its place on some machines, and four times as much in a
+   virtual machine that returns free memory to its host.
 2. A thread has the pages of a slab populated in one call just before it copies to them, so that the
    cleared pages are in its processor's cache (`populate`).
 3. Memory that is kept gets huge pages once, away from the caller's wait (`use_huge_pages`). In them
@@ -57,7 +57,7 @@ def fresh(size: int) -> Bytes:
 
 
 def populate(target: NDArray[np.generic]) -> None:
-    """Have the kernel give the pages of a C-contiguous part of `fresh` memory; contents stay."""
+    """Have the kernel provide the pages of a C-contiguous part of `fresh` memory; contents stay."""
     if sys.platform == "linux" and target.nbytes >= SMALLEST and _is_mapped(target):
         _advise(target, PAGE, POPULATE_WRITE)
 

@@ -129,7 +129,7 @@ class HostCopies:
         self._touched = False
         """Whether the region has its pages."""
         self._huge = False
-        """Whether they are huge ones, where the system has any."""
+        """Whether they are huge pages, if the system has any."""
 
     def copy(self, parts: Sequence[Part], build: Callable[[list[Array]], Result]) -> Result:
         """Copy all parts.
@@ -137,7 +137,7 @@ class HostCopies:
         Args:
             parts: what to copy.
             build: is called with the copies, in the parts' order, while they are being filled; so
-                it may refer to them, but not look inside.
+                it may refer to them, but not read them.
 
         Returns:
             What ``build`` returned; all is copied.
@@ -176,9 +176,8 @@ class HostCopies:
         self._region = self._plan = None
 
     def offer(self) -> None:
-        """Let the system take the pages of kept memory when it needs them: copies are void.
-
-        What it has not taken by the next `copy` needs no new pages then.
+        """Let the system take the pages of kept memory when it needs them; the copies are void.
+        Pages that it has not taken serve the next `copy`.
         """
         if self._region is not None:
             self._use_huge_pages(self._region)
@@ -237,7 +236,7 @@ def _plan_region(keyed: Sequence[tuple[Part, object]]) -> _RegionPlan:
 
 
 def _stretches(extents: Iterable[_Extent]) -> Iterator[list[_Extent]]:
-    """Extents in ascending order, those together that overlap."""
+    """Extents in ascending order, overlapping ones grouped."""
     together: list[_Extent] = []
     high = 0
     for extent in extents:

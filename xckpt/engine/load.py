@@ -4,13 +4,14 @@
    (`xckpt.engine.ranks.compare`).
 2. The coordinator reads the manifest, or finds another library's checkpoint. Broadcast: all ranks
    see the same one, through the same reader.
-3. Every rank makes a local plan. Gather.
+3. Every rank makes a local plan, and refuses targets that it cannot fill side by side
+   (`xckpt.engine.shared_memory`). Gather.
 4. The coordinator looks for leaves that are missing or that no rank asks for. Scatter.
 5. Every rank checks that its plan fills every target (`xckpt.core.plan.load_checks`), reads and
    verifies. Gather, so that all succeed or all fail. Then the planner hands out the result.
 
-A failure in any step reaches every rank as one error (`xckpt.engine.steps`). If it says that
-another save has replaced the checkpoint, all ranks go back to 2, for all have got the same error: 5
+A failure in any step reaches every rank as one error (`xckpt.engine.steps`). If the error says that
+another save has replaced the checkpoint, all ranks (which got the same error) go back to 2: 5
 times, and up to 100 times in the first minute (`Restarts`). The coordinator says in 2 which try is
 the last one. The planner is set up again for each.
 """
@@ -31,9 +32,10 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
+from xckpt.core.plan.save_checks import returned, returned_plans
 from xckpt.core.storage import PatientReader, SharesHost, StorageReader
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.ranks.group import CarefulGroup, Group, operation
+from xckpt.engine.ranks.group import Group, OperationGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_read
 from xckpt.engine.ranks.wire import LoadPlanCodec
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
@@ -53,8 +55,8 @@ OURS = ""
 class Restarts:
     """How often a load starts again because its checkpoint was replaced while it was read.
 
-    One that takes long does so a few times, for it may be replaced for ever; a short one, of a
-    checkpoint that is replaced all the time, more often.
+    A long load restarts a few times only, since the checkpoint may be replaced again and again; a
+    short load of a checkpoint that is replaced all the time, more often.
     """
 
     SURE: ClassVar[int] = 5
@@ -66,7 +68,7 @@ class Restarts:
     tries: int = 0
 
     def next_is_last(self) -> bool:
-        """Count a try that begins; whether no other may follow it."""
+        """Count a try that begins; return whether it is the last one."""
         self.tries += 1
         late = monotonic() - self.began > self.SECONDS
         return self.tries > (self.SURE if late else self.MOST)
@@ -85,21 +87,21 @@ class OtherFormats(Protocol):
     """Other libraries' checkpoints at the path of a load."""
 
     def find(self) -> str | None:
-        """The coordinator, where there is no manifest: the format that is there, if it is known."""
+        """On the coordinator, if there is no manifest: the format found there, if it is known."""
         ...
 
     def reader(self, format: str) -> StorageReader:
-        """Every rank: the reader of the format that the coordinator has found."""
+        """On every rank: the reader of the format that the coordinator has found."""
         ...
 
 
 class _Found(msgspec.Struct, array_like=True):
-    """What the coordinator tells every rank of what it has found."""
+    """What the coordinator sends to every rank about the checkpoint."""
 
     format: str
     manifest: bytes
     last: bool
-    """Whether the load must not start again, should the checkpoint be replaced."""
+    """Whether the load must not restart if the checkpoint is replaced."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -127,7 +129,8 @@ def load_state(
         in_place: fill the targets themselves.
         others: finds what may be there in place of a checkpoint that ``storage_reader`` reads.
         watch: times the load, if there is a listener.
-        arguments: of the call, in words: those that all ranks must give alike, beside the reader's.
+        arguments: of the call, in words: those that must be equal on all ranks, beside the
+            reader's.
 
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
@@ -140,7 +143,7 @@ def load_state(
     planner.begin_load(in_place=in_place)
     load = _Load(state_dict, storage_reader, planner, others, watch, arguments or {})
     together = operation(group) if group.size > 1 else nullcontext()
-    if isinstance(storage_reader, PatientReader) and isinstance(group, CarefulGroup):
+    if isinstance(storage_reader, PatientReader) and isinstance(group, OperationGroup):
         storage_reader.patience = group.timeout
     if watch is None:
         with together:
@@ -160,16 +163,16 @@ class _Load:
     others: Callable[[], OtherFormats] | None
     watch: Watch | None
     arguments: Mapping[str, str]
-    """Of the call, which all ranks must give alike."""
+    """The call's arguments, which must be equal on all ranks."""
     step: Step = nullcontext
     """The context of a step, by its name, which times it where there is a listener."""
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
     restarts: Restarts = field(default_factory=Restarts)
     is_last: bool = True
-    """Whether no try follows this one; as the coordinator says."""
+    """Whether no try follows this one, by the coordinator's word."""
 
     def run(self, group: Group) -> Loaded:
-        """All steps, on all ranks; then what the planner made of it."""
+        """All steps, on all ranks; then the planner's result."""
         given = self.reader
         if group.size > 1:
             # A load by one process has no need of it.
@@ -201,7 +204,7 @@ class _Load:
         return Loaded(metadata, self.planner.result())
 
     def alone(self) -> Metadata:
-        """All steps in a row: there is no other rank to tell."""
+        """All steps in a row, without other ranks."""
         planner = self.planner
         found = self._find()
         self.is_last = found.last
@@ -209,9 +212,13 @@ class _Load:
             metadata = self.reader.set_up_storage_reader(found.manifest, 1).described()
             del found  # the text of the manifest may be long
             planner.set_up_planner(self.state_dict, metadata, True)
-            plan = self.reader.prepare_local_plan(planner.create_local_plan())
-            (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))
-            plan = planner.finish_plan(plan)
+            plan = returned(planner, "create_local_plan", planner.create_local_plan(), LoadPlan)
+            if planner.in_place:
+                self._check_memory(plan, metadata)
+            plan = self.reader.prepare_local_plan(plan)
+            plans = returned_plans(planner, planner.create_global_plan([plan]), LoadPlan, 1)
+            (plan,) = self.reader.prepare_global_plan(plans)
+            plan = returned(planner, "finish_plan", planner.finish_plan(plan), LoadPlan)
             check_sources(plan, metadata)
             planner.check_plan(plan)
         with self.step("read"):
@@ -258,19 +265,31 @@ class _Load:
         self.metadata = self.reader.set_up_storage_reader(found.manifest, ranks).described()
         self.planner.set_up_planner(self.state_dict, self.metadata, is_coordinator)
         plan = self.planner.create_local_plan()
+        plan = returned(self.planner, "create_local_plan", plan, LoadPlan)
         check_sources(plan, self.metadata)
+        if self.planner.in_place:
+            self._check_memory(plan, self.metadata)
         return self.reader.prepare_local_plan(plan)
+
+    def _check_memory(self, plan: LoadPlan, metadata: Metadata) -> None:
+        """Refuse targets that share memory where the checkpoint holds different elements."""
+        from xckpt.engine.shared_memory import check_memory  # few loads are in place
+
+        check_memory(self.planner, plan, metadata, self.reader)
 
     def _share(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """What each rank has to read."""
         with self.step("share"):
-            return self.reader.prepare_global_plan(self.planner.create_global_plan(plans))
+            made = self.planner.create_global_plan(plans)
+            shares = returned_plans(self.planner, made, LoadPlan, len(plans))
+            return self.reader.prepare_global_plan(shares)
 
     def _read(self, share: LoadPlan) -> bytes:
         """Read this rank's share; an empty report."""
         try:
             with self.step("read"):
                 plan = self.planner.finish_plan(share)
+                plan = returned(self.planner, "finish_plan", plan, LoadPlan)
                 check_sources(plan, self.metadata)
                 self.planner.check_plan(plan)
                 if self.watch is not None:
@@ -283,7 +302,7 @@ class _Load:
 
 
 def _was_replaced(error: XckptError) -> bool:
-    """Whether some rank failed for a checkpoint that was replaced; equal on all ranks.
+    """Whether some rank failed because the checkpoint was replaced; equal on all ranks.
 
     Others may have failed in consequence, each in its own words.
     """

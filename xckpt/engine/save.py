@@ -13,33 +13,39 @@ adds these to the table.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from xckpt.core.geometry.spread import Processes
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.alone.known import KnownPlans
-from xckpt.core.plan.items import CanBeBrief, SavePlan
+from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.core.plan.save_checks import check_finished, check_shares
-from xckpt.core.storage import LastingWriter, OwnOrdersWriter, SharesHost, StorageWriter
+from xckpt.core.plan.save_checks import check_finished, check_shares, returned, returned_plans
+from xckpt.core.storage import OwnOrdersWriter, PlanCachingWriter, SharesHost, StorageWriter, place
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.ranks.group import (
     Group,
     KeptPlans,
-    LastingGroup,
     NumberedGroup,
+    OwnPlan,
+    PlanCachingGroup,
     operation,
 )
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
 from xckpt.engine.ranks.wire import REPORTS, as_sent
 from xckpt.engine.steps import all_reduce
+from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
+
+if TYPE_CHECKING:
+    from xckpt.engine.ranks.plans import KnownCommit
 
 logger = logging.getLogger("xckpt")
 
@@ -80,7 +86,7 @@ def save_state(
     is_coordinator = group.rank == group.coordinator
     save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
     together = operation(group) if group.size > 1 else nullcontext()
-    if group.size > 1 and isinstance(group, LastingGroup):
+    if group.size > 1 and isinstance(group, PlanCachingGroup):
         save.kept = group.kept_plans
     if group.size > 1 and isinstance(group, NumberedGroup):
         save.processes = group.processes
@@ -120,13 +126,17 @@ class _Save:
         try:
             if group.size > 1:
                 self._compare(group)
-            share = self._share(group)
+            share, known = self._share(group)
             write = partial(self.write, share)
             commit = partial(self.writer.finish, self.metadata)
+            if known is not None:
+                commit = partial(known.finish, self.writer, self.metadata)
             if self.watch is not None:
                 commit = partial(self.watch.run, "commit", commit)
-            manifest = all_reduce(group, WRITE, write, commit, REPORTS)
-            return self.writer.committed_metadata(manifest)
+            answer = all_reduce(group, WRITE, write, commit, REPORTS)
+            if known is not None:
+                return known.committed(answer)
+            return self.writer.committed_metadata(answer)
         except BaseException:
             self.writer.abort()
             raise
@@ -145,11 +155,11 @@ class _Save:
         if isinstance(self.writer, SharesHost):
             self.writer.host_ranks = host_ranks
 
-    def _share(self, group: Group) -> SavePlan:
-        """What this rank has to write."""
+    def _share(self, group: Group) -> tuple[SavePlan, KnownCommit | None]:
+        """What this rank has to write; and what will be committed, where all ranks know it."""
         if group.size == 1:
             (share,) = self.plan_globally([as_sent(self.plan_locally())])
-            return as_sent(share)
+            return as_sent(share), None
         # A save by one process has no need of it.
         from xckpt.engine.ranks.plans import Planning, plan_together
 
@@ -167,7 +177,7 @@ class _Save:
     def _plan_key(self) -> bytes | None:
         """What a plan depends on beside the ranks' plans; None if it is not to be kept."""
         options = getattr(self.writer, "options", None)
-        if not isinstance(options, SaveOptions) or not isinstance(self.writer, LastingWriter):
+        if not isinstance(options, SaveOptions) or not isinstance(self.writer, PlanCachingWriter):
             return None
         planned_by = self.planner.lasting_key()
         if planned_by is None or not self.writer.lasting:
@@ -185,20 +195,19 @@ class _Save:
             return None
         return self.planner.known_plans(plan, self.rank, self.processes)
 
-    def _plan_alone(self, known: KnownPlans) -> tuple[SavePlan, Metadata] | None:
+    def _plan_alone(self, known: KnownPlans) -> OwnPlan | None:
         """This rank's share of the plans that all know, with its orders, and the whole."""
         assert isinstance(self.writer, OwnOrdersWriter)
         with self.step("plan"):
             made = known.share()
-            return made and (self.writer.prepare_own_plan(*made), made[1])
+            return made and OwnPlan(*self.writer.prepare_own_plan(*made), made[1])
 
     def _plan_again(self, metadata: Metadata, share: SavePlan) -> object:
         """The coordinator: where to write by the plan of an earlier save."""
         with self.step("plan"):
             metadata = replace(metadata, user_metadata=self.user_metadata)
             (again,), self.metadata = self.writer.prepare_global_plan([share], metadata)
-            assert isinstance(again.storage_data, CanBeBrief)
-            return again.storage_data.place()
+            return place(again)
 
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""
@@ -208,7 +217,9 @@ class _Save:
     def _described(self) -> SavePlan:
         self._set_up()
         self.writer.set_up_storage_writer(self.is_coordinator)
-        return self.writer.prepare_local_plan(self.planner.create_local_plan())
+        plan = self.planner.create_local_plan()
+        plan = returned(self.planner, "create_local_plan", plan, SavePlan)
+        return self.writer.prepare_local_plan(plan)
 
     def _set_up(self) -> SavePlanner:
         """Have the planner take the state, once."""
@@ -216,8 +227,7 @@ class _Save:
             raise self.failure
         if not self.is_set_up:
             self.planner.use_adapters(loaded_adapters(self.rank))
-            storage_meta = self.writer.storage_meta()
-            self.planner.set_up_planner(self.state, storage_meta, self.is_coordinator)
+            hand_to(self.planner, self.state, self.writer.storage_meta(), self.is_coordinator)
             self.is_set_up = True
         return self.planner
 
@@ -227,7 +237,13 @@ class _Save:
             return self._planned(plans)
 
     def _planned(self, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
-        shares, metadata = self.planner.create_global_plan(list(plans))
+        made: object = self.planner.create_global_plan(list(plans))
+        match made:
+            case (shares, Metadata() as metadata):
+                shares = returned_plans(self.planner, shares, SavePlan, len(plans))
+            case _:
+                name = type(self.planner).__name__
+                raise PlanError(f"{name}.create_global_plan must return (plans, metadata)")
         check_shares(shares, metadata)
         metadata = replace(metadata, user_metadata=self.user_metadata)
         shares, self.metadata = self.writer.prepare_global_plan(shares, metadata)
@@ -236,7 +252,7 @@ class _Save:
     def write(self, share: SavePlan) -> object:
         """Write this rank's share; the report."""
         with self.step("write"):
-            plan = self.planner.finish_plan(share)
+            plan = returned(self.planner, "finish_plan", self.planner.finish_plan(share), SavePlan)
             check_finished(share, plan)
             if self.watch is not None:
                 self.watch.bytes = bytes_written(plan)
@@ -244,6 +260,18 @@ class _Save:
             if self.watch is not None:
                 self.watch.shared = getattr(self.writer, "shared_bytes", 0)
             return written
+
+
+def hand_to(planner: SavePlanner, state: object, storage_meta: object, coordinates: bool) -> None:
+    """Call ``set_up_planner``, also one with the two arguments that torch's had at first."""
+    hook: Callable[..., None] = planner.set_up_planner
+    planner.storage_meta = storage_meta
+    try:
+        inspect.signature(hook).bind(state, storage_meta, coordinates)
+    except TypeError:
+        hook(state, coordinates)
+    else:
+        hook(state, storage_meta, coordinates)
 
 
 def default_planner(options: SaveOptions) -> SavePlanner:

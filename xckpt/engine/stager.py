@@ -9,8 +9,8 @@
    memory of the stage before.
 3. Build the tree again with the new leaves.
 
-JAX arrays cannot change, so nothing of them is copied on the host; they are kept alive, so that
-donation takes other memory.
+JAX arrays cannot change, so they are not copied on the host; they are kept alive, so that donation
+takes other memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AsyncStager(Protocol):
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """Whether ``save_async`` shall call `synchronize_staging` before it returns.
+        """Whether ``save_async`` calls `synchronize_staging` before it returns.
 
         If not, then either `stage` returns when all is copied, or the caller waits, with
         ``SaveFuture.staged`` or `synchronize_staging`, before changing the state.
@@ -75,7 +75,7 @@ class AsyncStager(Protocol):
         """Return when the state that was given to `stage` may be changed."""
 
     def close(self) -> None:
-        """Let go of what is kept between stages."""
+        """Release what is kept between stages."""
 
 
 class BlockingAsyncStager(AsyncStager):
@@ -152,7 +152,7 @@ class BlockingAsyncStager(AsyncStager):
             def replace(name: str, leaf: object) -> object:
                 return rebuilt.get(id(flat.leaves[name]), leaf)
 
-            # Objects that keep their own state were asked for it once, and that is enough.
+            # Objects that keep their own state were asked for it already.
             states = {
                 name: rebuild(state.tree, replace, adapters, at=split_name(name))
                 for name, state in flat.objects.items()
@@ -180,7 +180,7 @@ class BlockingAsyncStager(AsyncStager):
         self._in_use = until
 
     def close(self) -> None:
-        """Let go of the cached memory, as soon as nothing uses it."""
+        """Release the cached memory as soon as nothing uses it."""
         self._copies.release()
 
     def rest(self) -> None:

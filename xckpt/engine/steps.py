@@ -6,7 +6,9 @@ rank waits for one that has failed:
 1. A rank on which the step raises still takes part: its failure travels in the gather.
 2. The coordinator looks at all outcomes; its verdict goes to every rank with the scatter or the
    broadcast that the step needs anyway.
-3. If any rank failed, every rank raises the same error: of the class of the one cause, or a
+3. While a rank works at its part, or the coordinator at its decision, the others are told that it
+   makes progress (`xckpt.engine.ranks.alive`); a rank that works at its part learns of lost ranks.
+4. If any rank failed, every rank raises the same error: of the class of the one cause, or a
    `RanksFailedError` (`xckpt.errors`). In a group of one, the exception itself is raised.
 """
 
@@ -20,6 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from xckpt.engine.ranks.alive import working
 from xckpt.engine.ranks.group import Group, SuspectingGroup
 from xckpt.errors import PlanError, RankFailure, RanksFailedError, XckptError
 
@@ -29,7 +32,8 @@ class _Outcome(msgspec.Struct, array_like=True):
 
     step: int
     """What the rank takes part in: see `_number`."""
-    data: bytes = b""
+    data: memoryview = memoryview(b"")
+    """Not copied: the reports of many ranks are long together."""
     failure: RankFailure | None = None
 
 
@@ -38,7 +42,7 @@ class _Verdict(msgspec.Struct, array_like=True):
 
     data: bytes = b""
     failures: list[tuple[list[int], RankFailure]] = []
-    """Ranks and how each of them failed: most often all fail alike."""
+    """Ranks and how each of them failed; usually all fail alike."""
 
 
 ELSEWHERE: Final = (
@@ -60,7 +64,7 @@ class Codec(Protocol[T]):
         """A value as bytes."""
         ...
 
-    def decode(self, buf: bytes, /) -> T:
+    def decode(self, buf: bytes | memoryview, /) -> T:
         """A value from bytes; inverse of `encode`."""
         ...
 
@@ -71,8 +75,8 @@ class _AsTheyAre:
     def encode(self, obj: Any, /) -> bytes:  # noqa: ANN401
         return obj
 
-    def decode(self, buf: bytes, /) -> Any:  # noqa: ANN401
-        return buf
+    def decode(self, buf: bytes | memoryview, /) -> Any:  # noqa: ANN401
+        return bytes(buf)
 
 
 _AS_THEY_ARE = _AsTheyAre()
@@ -148,10 +152,12 @@ def _reduce(
 ) -> tuple[list[bytes] | None, Exception | None]:
     """Gather what every rank made: the verdicts, on the coordinator, and what this rank raised."""
     caught: Exception | None = None
+    number = _number(step)
     try:
-        outcome = _Outcome(_number(step), codec.encode(local()))
+        with working(group, heeds=True):
+            outcome = _Outcome(number, memoryview(codec.encode(local())))
     except Exception as error:
-        outcome, caught = _Outcome(_number(step), failure=RankFailure.of(group.rank, error)), error
+        outcome, caught = _Outcome(number, failure=RankFailure.of(group.rank, error)), error
         if isinstance(error, RanksFailedError) and isinstance(group, SuspectingGroup):
             group.suspect([failure.rank for failure in error.failures])
     gathered = group.gather(_encode(outcome))
@@ -162,7 +168,7 @@ def _reduce(
     failures += [
         RankFailure.of(rank, PlanError(ELSEWHERE))
         for rank, outcome in enumerate(outcomes)
-        if outcome.step != _number(step)
+        if outcome.step != number
     ]
     if failures:
         return [_refusal(failures)] * group.size, caught
@@ -179,7 +185,8 @@ def _verdicts(
 ) -> tuple[list[bytes], Exception | None]:
     """The coordinator's answers, encoded; or its failure for every rank, and what it raised."""
     try:
-        return [_encode(_Verdict(answer)) for answer in decide()], None
+        with working(group):
+            return [_encode(_Verdict(answer)) for answer in decide()], None
     except Exception as error:
         return [_refusal([RankFailure.of(group.coordinator, error)])] * group.size, error
 

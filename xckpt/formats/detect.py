@@ -1,4 +1,4 @@
-"""Which format lies at a path, and the source or the sink of that format.
+"""Detecting the format at a path, and opening the source or sink of a format.
 
 1. `detect` looks for xckpt's manifest, else at names in a folder or the first bytes of a file.
 2. `open_source` opens what is there, on whatever storage.
@@ -14,11 +14,12 @@ from pkgutil import resolve_name
 from typing import Final
 
 from xckpt.core.manifest.own_keys import MANIFEST
-from xckpt.errors import NotACheckpointError
+from xckpt.errors import NotACheckpointError, PathError
 from xckpt.formats.orbax.tree import looks_like_orbax
 from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
+from xckpt.options import LoadOptions
 from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
 from xckpt.storage.foreign.unread import unread_format
@@ -43,6 +44,9 @@ SINKS: Final[Mapping[str, str]] = {
 }
 """Format -> module and class of its sink."""
 
+UNWRITTEN: Final = (".safetensor", ".pt", ".pth", ".bin", ".npz", ".gguf", ".h5", ".msgpack")
+"""Endings of outputs that users mean to be a file; a checkpoint would be a folder."""
+
 LOOKED_FOR: Final[Mapping[str, str]] = {
     "xckpt": "a folder with xckpt.json",
     "safetensors": "*.safetensors files, with *.safetensors.index.json if they are several",
@@ -63,14 +67,17 @@ def open_source(
     path: str | os.PathLike[str],
     format: str | None = None,
     *,
+    options: LoadOptions | None = None,
     opaque: bool = False,
     skip_objects: bool = False,
 ) -> TensorSource:
-    """Open whatever checkpoint lies at a path.
+    """Open the checkpoint at a path, of any known format.
 
     Args:
         path: a file or folder: a local path, or a URL as `xckpt.save` takes it.
         format: one of `SOURCES`; detected by default.
+        options: its ``memory_bytes`` is what the description of a checkpoint may take, and each
+            chunk that is decoded as a whole.
         opaque: give objects that are neither tensors nor values as `Opaque` ones, where the format
             has any; by default they are refused, or bytes in an xckpt checkpoint.
         skip_objects: leave such objects out of a DCP folder; the source lists them as ``skipped``.
@@ -78,6 +85,7 @@ def open_source(
     Raises:
         NotACheckpointError: nothing is there, or nothing that is known; lists what was looked for
             and what is there.
+        ValueError: there is no such format.
         XckptError: the format's own errors.
 
     Example:
@@ -90,8 +98,9 @@ def open_source(
     known = _known(format or detect(path), SOURCES, "read")
     source: Callable[..., TensorSource] = resolve_name(SOURCES[known])
     if known == "dcp" and skip_objects:
-        return source(path, skip_objects=True)
-    return source(path, opaque=True) if opaque and known in WITH_OBJECTS else source(path)
+        return source(path, options=options, skip_objects=True)
+    objects = {"opaque": True} if opaque and known in WITH_OBJECTS else {}
+    return source(path, options=options, **objects)
 
 
 def detect(path: str | os.PathLike[str]) -> str:
@@ -113,7 +122,7 @@ def detect(path: str | os.PathLike[str]) -> str:
             unread = f"  {unread}\n" if unread else ""
             looked = "".join(f"\n    - {name}: {what}" for name, what in LOOKED_FOR.items())
             raise NotACheckpointError(
-                f"{place} is no checkpoint of a known format.\n{unread}  Looked for:{looked}\n"
+                f"{place} is not a checkpoint of a known format.\n{unread}  Looked for:{looked}\n"
                 f"  Found: {_shown(place)}"
             )
     return format
@@ -143,7 +152,7 @@ def _of_folder(folder: FilePath) -> str | None:
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return "safetensors"
     if any(name.endswith((".bin.index.json", ".bin", ".pt", ".pth")) for name in names):
-        # One such file beside checkpoints, as in the root of a run, is not what is asked for.
+        # One such file beside checkpoints, as in the root of a run, does not count.
         return None if any((entry / MANIFEST).is_file() for entry in entries) else "torch"
     return None
 
@@ -187,7 +196,8 @@ def open_sink(
         overwrite: what is there may be replaced, if it is an output of the same format.
 
     Raises:
-        NotACheckpointError: there is no such format.
+        ValueError: there is no such format.
+        PathError: the name is that of another one's file.
 
     Example:
         >>> open_sink("model.safetensors").path.name, open_sink("folder")
@@ -195,6 +205,11 @@ def open_sink(
     """
     if format is None and os.fspath(path).endswith(".safetensors"):
         format = "safetensors"
+    if format is None and os.fspath(path).endswith(UNWRITTEN):
+        raise PathError(
+            f"{os.fspath(path)}: nothing of that ending can be written; name a *.safetensors file, "
+            f"or say which format it is to have: {', '.join(('xckpt', *SINKS))}"
+        )
     if format in (None, "xckpt"):
         return None
     sink: Callable[..., TensorSink] = resolve_name(SINKS[_known(format, SINKS, "written")])
@@ -204,5 +219,5 @@ def open_sink(
 def _known(format: str, formats: Mapping[str, object], done: str) -> str:
     if format not in formats:
         known = ", ".join(("xckpt", *formats) if "xckpt" not in formats else formats)
-        raise NotACheckpointError(f"the format {format!r} cannot be {done}; known are {known}")
+        raise ValueError(f"the format {format!r} cannot be {done}; known are {known}")
     return format

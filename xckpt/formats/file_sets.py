@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, ManifestError, NotACheckpointError
-from xckpt.storage.foreign.files import read_whole
+from xckpt.storage.foreign.documents import MEMORY_BYTES, read_json
 from xckpt.storage.foreign.paths import FilePath, file_name_problem, named, naming
 
 INDEX: Final = ".index.json"
-MAX_INDEX_BYTES: Final = 1 << 28
 _SERIES: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 
 
@@ -32,19 +31,25 @@ class Files:
     index_path: FilePath | None = None
 
 
-def find_files(path: FilePath, suffix: str) -> Files:
+def find_files(path: FilePath, suffix: str, memory_bytes: int = MEMORY_BYTES) -> Files:
     """The files that a path means: a file, an index, or a folder of either.
+
+    Args:
+        path: what the user gave.
+        suffix: how they end.
+        memory_bytes: what the index may take.
 
     Raises:
         NotACheckpointError: there are none, or several that do not belong together.
         ManifestError: the index is damaged, or names files that are missing or outside its folder.
     """
     if path.is_file():
-        return _indexed(path, suffix) if path.name.endswith(suffix + INDEX) else Files((path,))
+        is_index = path.name.endswith(suffix + INDEX)
+        return _indexed(path, suffix, memory_bytes) if is_index else Files((path,))
     indexes = named(path, f"{suffix}{INDEX}")
     files = named(path, suffix)
     if len(indexes) == 1:
-        return _indexed(indexes[0], suffix)
+        return _indexed(indexes[0], suffix, memory_bytes)
     if len(indexes) > 1 or not files:
         names = ", ".join(each.name for each in indexes[:5]) or "none"
         raise NotACheckpointError(
@@ -73,10 +78,11 @@ def _check_series(folder: FilePath, files: list[FilePath], suffix: str) -> None:
         raise CorruptCheckpointError(f"{folder}: files of {int(count)} are missing: {some}")
 
 
-def _indexed(path: FilePath, suffix: str) -> Files:
+def _indexed(path: FilePath, suffix: str, memory_bytes: int) -> Files:
     with naming(path):
+        text = read_json(path, memory_bytes)
         try:
-            index = json.loads(read_whole(path, MAX_INDEX_BYTES))
+            index = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the index is damaged: {str(error)[:200]}") from error
         names = index.get("weight_map") if isinstance(index, dict) else None
@@ -90,7 +96,9 @@ def _indexed(path: FilePath, suffix: str) -> Files:
             }
         )
         if problems:
-            raise ManifestError.listing("the index names what is no file of its folder", problems)
+            raise ManifestError.listing(
+                "the index names what is not a file of its folder", problems
+            )
         files = sorted(set(names.values()))
         _check_presence(path.parent, files, names, suffix)
         paths = {file: path.parent / file for file in files}

@@ -2,16 +2,16 @@
 
 1. `open_foreign` finds the format; objects that are neither tensors nor values are left out, and a
    warning names them.
-2. `manifest_of` describes the source as a manifest would: what is listed, drawn and compared of a
-   checkpoint is so of any.
-3. A `SourceArray` reads from the source. `SourceCheckpoint.verify` reads everything; how much that
-   tells is up to the format's own checksums.
+2. `manifest_of` describes the source as a manifest would: so any checkpoint can be listed, drawn
+   and compared in the same way.
+3. A `SourceArray` reads from the source. `SourceCheckpoint.verify` reads everything; what that
+   proves depends on the format's own checksums.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.problem import Problem
 from xckpt.core.values import decode_value, encode_value, value_kind
@@ -32,8 +33,8 @@ from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
-from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.location import Location
+from xckpt.storage.refusals import UNREADABLE
 from xckpt.storage.stored_array import StoredArray
 from xckpt.storage.stored_tree import Leaf, StoredTree
 
@@ -57,11 +58,12 @@ def open_foreign(
     format = FormatsAt(path, options).find()
     if format is None:
         return None
-    return SourceCheckpoint(path, format, open_source(path, format, skip_objects=True), options)
+    source = open_source(path, format, options=options, skip_objects=True)
+    return SourceCheckpoint(path, format, source, options)
 
 
 def manifest_of(source: TensorSource) -> Manifest:
-    """What a manifest would say of a source.
+    """The manifest that a source would have.
 
     Example:
         >>> import xckpt
@@ -98,8 +100,15 @@ class SourceArray(StoredArray):
 
     home: SourceCheckpoint
     """The checkpoint that it is in."""
+    stored: Sequence[ZarrArray]
+    """The grid of its chunks in the files, as far as a grid can express it."""
     read_box: Callable[[Box, NDArray[np.generic]], None]
     """Reads a box of it into memory."""
+
+    @property
+    def pieces(self) -> Sequence[ZarrArray]:
+        """See `StoredArray.pieces`."""
+        return self.stored
 
     def read(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory; see `StoredArray.read`."""
@@ -187,7 +196,7 @@ class SourceCheckpoint(Checkpoint):
             name=name,
             shape=entry.shape,
             dtype_name=entry.dtype,
-            pieces=tuple(leaf_arrays(entry)),
+            stored=tuple(leaf_arrays(entry)),
             sharding=entry.sharding,
             annotation=entry.annotation,
             _source=cast(Any, None),  # It is read by `read_box`.
@@ -197,7 +206,7 @@ class SourceCheckpoint(Checkpoint):
         )
 
     def check_open(self) -> None:
-        """Refuse to read from what is closed.
+        """Refuse to read once it is closed.
 
         Raises:
             ValueError: it is.
@@ -206,28 +215,30 @@ class SourceCheckpoint(Checkpoint):
             raise ValueError(f"{self.location} is closed; open it again")
 
     def close(self) -> None:
-        """Let go of the files; nothing can be read any more, through its arrays neither."""
+        """Release the files; nothing more can be read, through its arrays neither."""
         self.closed = True
         self.source.close()
 
     def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
-        """Read everything, which tells what the format's own checksums tell; many have none.
+        """Read everything, which checks the format's own checksums; many formats have none.
 
         Returns:
-            A problem for each part that cannot be read; its ``kind`` is ``"chunk"``.
+            A problem for each part that is damaged; its ``kind`` is ``"chunk"``, and
+            ``"unreadable"`` for what the storage refused to have read, which may be whole.
         """
         source, problems = self.source, list[Problem]()
         total = sum(spec.elements * item_size(spec.dtype) for spec in source.specs.values())
         counter = ProgressCounter(total, progress)
 
         def read(name: str, box: Box) -> None:
-            dtype = numpy_dtype(source.specs[name].dtype)
+            item = item_size(source.specs[name].dtype)
             try:
-                source.read(name, box, allocate(box.sizes, dtype, name))
+                source.check(name, box)
             except XckptError as error:
                 leaf = source.leaf_names[name]
-                problems.append(Problem(leaf, box, kind="chunk", text=str(error)))
-            counter.add(box.elements * dtype.itemsize)
+                kind = UNREADABLE if isinstance(error, StorageError) else "chunk"
+                problems.append(Problem(leaf, box, kind=kind, text=str(error)))
+            counter.add(box.elements * item)
 
         threads = self.options.threads or source.threads
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
@@ -247,7 +258,7 @@ def _reopened(path: str, format: str, identity: bytes, options: LoadOptions) -> 
         XckptError: this process cannot open it.
         StorageError: another checkpoint is there by now.
     """
-    source = open_source(path, format, skip_objects=True)
+    source = open_source(path, format, options=options, skip_objects=True)
     if source.identity() != identity:
         raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
     return SourceCheckpoint(path, format, source, options)

@@ -1,4 +1,4 @@
-"""Another library's checkpoint as a whole: which files it is made of; copied, deleted.
+"""Another library's checkpoint as a whole: its files, and copying and deleting them.
 
 1. `own_files` asks each format which files of a local path are the checkpoint's: the file itself,
    an index and the files that it names, ``.metadata`` and the files that it names, or what Orbax
@@ -6,7 +6,8 @@
 2. `copy_files` stages the copy as a sink stages an output, links what it can, and renames.
 3. `delete_files` deletes the file first without which no reader takes the rest for a checkpoint.
 
-On local file systems only: in a bucket the formats know no step that commits several objects.
+On local file systems only: in a bucket the formats have no step that commits several objects at
+once.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from xckpt.formats.orbax.step import find_item
 from xckpt.formats.orbax.tree import CHECKPOINT, TREE, items_in
 from xckpt.formats.safetensors.source import SUFFIX
 from xckpt.formats.torch_save.source import find_saved
-from xckpt.progress import Progress
-from xckpt.storage.budget import ProgressCounter
+from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.output import OutputPath
 from xckpt.storage.copy_checkpoint import link_or_copy
@@ -45,7 +45,7 @@ class OwnFiles:
     place: Path
     """The file that it is, or the folder that it lies in."""
     files: tuple[Path, ...]
-    """The one without which the others are no checkpoint comes first."""
+    """The file without which the others are no checkpoint comes first."""
 
     @property
     def single(self) -> bool:
@@ -53,11 +53,11 @@ class OwnFiles:
         return self.files == (self.place,)
 
     def foreign(self, path: Path) -> str:
-        """Why what is at a path is not replaced by a copy; empty if it may be."""
+        """Why what is at a path must not be replaced by a copy; empty if it may be."""
         try:
             there = own_files(path)
         except NotACheckpointError:
-            return f"it is no checkpoint of the format {self.format}"
+            return f"it is not a checkpoint of the format {self.format}"
         if there.format != self.format:
             return f"it is a checkpoint of the format {there.format}, not {self.format}"
         other = [] if there.single else sorted(set(_files_below(path)) - set(there.files))
@@ -68,7 +68,7 @@ def own_files(path: str | os.PathLike[str]) -> OwnFiles:
     """The files of what lies at a path.
 
     Raises:
-        NotACheckpointError: it is no checkpoint of another library, or several.
+        NotACheckpointError: it is not a checkpoint of another library, or several.
         StorageError: it is not on a local file system.
 
     Example:
@@ -97,7 +97,7 @@ def copy_files(
     target: Path,
     *,
     overwrite: bool,
-    progress: Callable[[Progress], None] | bool | None = None,
+    progress: Watcher = None,
 ) -> None:
     """Copy a checkpoint's files; the copy is there as a whole or not at all.
 
@@ -163,7 +163,7 @@ def _of_torch(place: Path) -> tuple[Path, tuple[Path, ...]]:
     files = find_saved(place)
     for file in files.paths:
         if detect(str(file)) != "torch":
-            raise NotACheckpointError(f"{file} is no file of torch.save")
+            raise NotACheckpointError(f"{file} is not a file of torch.save")
     return _of_file_set(files, place)
 
 
@@ -203,4 +203,4 @@ _FILES: Final[Mapping[str, Callable[[Path], tuple[Path, tuple[Path, ...]]]]] = {
     "dcp": _of_dcp,
     "orbax": _of_orbax,
 }
-"""Format -> from what the caller gave to the checkpoint's place and its files."""
+"""Format -> from the caller's path to the checkpoint's place and its files."""

@@ -1,6 +1,6 @@
 """Loading straight from any source of tensors: a `StorageReader` over a `TensorSource`.
 
-`FormatsAt` finds another library's checkpoint where a load finds none of xckpt's. Then:
+`FormatsAt` finds another library's checkpoint if a load finds none of xckpt's. Then:
 
 1. The coordinator opens the source and sends its identity; every rank opens it too and compares, so
    that all read the same.
@@ -20,6 +20,7 @@ from functools import partial
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box, Boxes
@@ -47,7 +48,7 @@ from xckpt.storage.location import Location
 OURS = "xckpt"
 
 PART_BYTES = 1 << 24
-"""What one thread reads at a time, bytes, where the source can be cut so finely."""
+"""Bytes that one thread reads at a time, if the source can be cut so finely."""
 
 
 class SourceReader:
@@ -55,7 +56,7 @@ class SourceReader:
 
     Args:
         open_source: opens it; called on every rank.
-        name: how errors call it.
+        name: its name in errors.
         options: threads, memory, progress.
 
     Example:
@@ -125,7 +126,7 @@ class SourceReader:
         if spec is None:
             kind = value_kind(self.source.values[name])
             if kind is None:
-                raise UnsupportedLeafError(f"{name}: no value that can be loaded")
+                raise UnsupportedLeafError(f"{name}: not a value that can be loaded")
             return BytesStorageMetadata(kind)
         whole = Boxes.whole(spec.shape)
         chunk = np.array([self.source.chunks(name)], np.int64).reshape(1, len(spec.shape))
@@ -145,6 +146,14 @@ class SourceReader:
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """The plans as they are: each rank reads for itself."""
         return plans
+
+    def same_digests(self, one: str, other: str) -> bool:
+        """False: other libraries' formats have no digests."""
+        return False
+
+    def read_part(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
+        """Read a box of a tensor; see `TensorSource.read`."""
+        self.source.read(self._names[name], box, into)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Read this rank's items."""
@@ -209,7 +218,7 @@ class SourceReader:
 
 
 class FormatsAt:
-    """What lies at a path; its format is found once, by the coordinator of a load.
+    """The checkpoint at a path; the coordinator of a load detects its format once.
 
     Args:
         path: see `xckpt.load`.
@@ -223,7 +232,7 @@ class FormatsAt:
         self._format = OURS
 
     def find(self) -> str | None:
-        """The coordinator, where there is no manifest: the format that is there, if it is known."""
+        """On the coordinator, if there is no manifest: the format found there, if it is known."""
         with suppress(XckptError):
             format = detect(self._path)
             return None if format == OURS else format
@@ -236,7 +245,7 @@ class FormatsAt:
 
     def open_source(self) -> TensorSource:
         """Open what is there: an xckpt checkpoint unless another format was found."""
-        return open_source(self._path, self._format, skip_objects=True)
+        return open_source(self._path, self._format, options=self._options, skip_objects=True)
 
 
 def parts(

@@ -1,4 +1,4 @@
-"""An output in another library's format: it is staged, and has its name once it is whole.
+"""An output in another library's format: it is staged, and gets its name once it is complete.
 
 1. `TensorSink.prepare` plans the whole output, which finds everything that the format cannot carry.
 2. It makes a staging folder (`xckpt.storage.commit.output`), where the format lays its output out,
@@ -6,7 +6,7 @@
 3. Boxes are written into the staging folder, by every process that has opened it.
 4. `TensorSink.commit` syncs and renames.
 
-The abstract methods are what a format has of its own.
+Each format implements the abstract methods.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ MOST_CHUNK_BYTES: Final = 1 << 29
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contents:
-    """What a sink is to carry; names are mapping names (`xckpt.mapping.names`)."""
+    """What a sink will carry; names are mapping names (`xckpt.mapping.names`)."""
 
     specs: Mapping[str, TensorSpec]
     """Name -> shape and dtype of every tensor."""
     values: Mapping[str, object] = field(default_factory=dict)
     """Name -> every other leaf: a Python value, or an `Opaque` object."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """Texts that the output is to carry."""
+    """Texts for the output."""
     leaf_names: Mapping[str, str] = field(default_factory=dict)
-    """Name -> leaf name in the tree; one that is not here is that of nested dicts."""
+    """Name -> leaf name in the tree; a leaf that is not listed has the name of nested dicts."""
     containers: Mapping[str, str] = field(default_factory=dict)
     """The containers of the tree; see `xckpt.core.tree`."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
     source_chunks: Mapping[str, Shape] = field(default_factory=dict)
-    """Name -> elements of each dimension that are read together, where that is known."""
+    """Name -> elements of each dimension that are read together, if known."""
     chunk_bytes: int = MOST_CHUNK_BYTES
     """Bytes that a chunk may have, where the format is free to choose; its own target may be less.
     """
@@ -99,9 +99,8 @@ class Contents:
 
 
 class TensorSink(ABC):
-    """An output of named tensors, written box by box in any order, that is there at once.
-
-    It lies on a local file system.
+    """An output of named tensors, written box by box in any order, that appears at once. It lies on
+    a local file system.
 
     Args:
         path: the file or folder to be.
@@ -119,7 +118,7 @@ class TensorSink(ABC):
         self._opened = ExitStack()
         """Closes what the format holds open."""
         self._chunks: Mapping[str, Shape] = {}
-        """What `chunks` returns; the plan decides on it."""
+        """The result of `chunks`, which the plan decides."""
 
     @property
     def folder(self) -> Path:
@@ -257,14 +256,14 @@ def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
 
 
 def value_problems(values: Mapping[str, object]) -> list[str]:
-    """What is wrong with leaves that the format of checkpoints cannot carry as values.
+    """A line for each leaf that checkpoints cannot carry as a value.
 
     Example:
         >>> value_problems({"step": 7, "seen": {1}})
-        ['seen: a set is no value that can be written']
+        ['seen: a set is not a value that can be written']
     """
     return [
-        f"{name}: a {type(value).__qualname__} is no value that can be written"
+        f"{name}: a {type(value).__qualname__} is not a value that can be written"
         for name, value in values.items()
         if value_kind(value) is None
     ]

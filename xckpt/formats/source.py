@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.mapping.spec import TensorSpec
@@ -39,16 +40,16 @@ class TensorSource(abc.ABC):
     metadata: Mapping[str, str] = NOTHING
     """What the checkpoint says about itself, as text."""
     containers: Mapping[str, str] = NOTHING
-    """Name of each container of the saved tree that is no plain dict -> its kind."""
+    """Name of each container of the saved tree that is not a plain dict -> its kind."""
     shardings: Mapping[str, Sharding] = NOTHING
     """Name -> the sharding that wrote a tensor, where that is known."""
     annotations: Mapping[str, str] = NOTHING
     """Name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
     skipped: Mapping[str, str] = NOTHING
-    """Name -> why, of what a source was asked to leave out where it can give neither tensor nor
-    value."""
+    """Name -> reason, of objects that the source left out on request because they are neither
+    tensors nor values."""
     threads: int | None = None
-    """How many threads read it best, where they wait for a bucket; None for the usual number."""
+    """The best number of reading threads, if they wait for a bucket; None for the usual number."""
     _identity: bytes
 
     @abc.abstractmethod
@@ -73,6 +74,14 @@ class TensorSource(abc.ABC):
             StorageError: the storage refused.
         """
 
+    def check(self, name: str, box: Box) -> None:
+        """Find out whether a box can be read; called from several threads.
+
+        Raises:
+            XckptError: it cannot; see `read`.
+        """
+        self.read(name, box, np.empty(box.sizes, numpy_dtype(self.specs[name].dtype)))
+
     def read_all(self, wanted: Iterable[tuple[str, Box, NDArray[np.generic]]]) -> None:
         """Read several boxes; together, where they lie together. See `read`.
 
@@ -83,7 +92,7 @@ class TensorSource(abc.ABC):
             self.read(name, box, into)
 
     def identity(self) -> bytes:
-        """A digest of what the source is: another where its contents may be others."""
+        """A digest that identifies the source: it differs if the contents may differ."""
         return self._identity
 
     @abc.abstractmethod
@@ -120,11 +129,11 @@ def user_of(texts: Mapping[str, str]) -> JSONValue:
 class Opaque:
     """The bytes of an object that its writer serialised; nothing here unpickles them.
 
-    They are read when they are asked for. A copy that is sent to another process has them with it.
+    They are read on demand. A copy that is sent to another process contains them.
 
     Args:
         read: gives the bytes.
-        reason: why they are no plain value.
+        reason: why they are not a plain value.
 
     Example:
         >>> Opaque(lambda: b"pickled").content()

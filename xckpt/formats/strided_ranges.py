@@ -1,4 +1,4 @@
-"""A box of a tensor that lies in a file with any strides: read into memory, or written from it.
+"""Reading and writing a box of a tensor that lies in a file with any strides.
 
 1. The dimensions are put in order of their strides, the longest first; the array in memory is
    transposed alike.
@@ -27,7 +27,7 @@ from xckpt.storage.foreign.files import OpenFile, RangeFile
 SCRATCH_BYTES: Final = 1 << 22
 """Longest stretch of a file that is read for some of its elements."""
 LEAST_WANTED: Final = 4
-"""A stretch is at most this many times as long as what is wanted of it."""
+"""A stretch is at most this many times as long as its wanted part."""
 
 
 def row_major(shape: Sequence[int]) -> Shape:
@@ -41,7 +41,7 @@ def row_major(shape: Sequence[int]) -> Shape:
 
 
 def cheap_together(shape: Sequence[int], strides: Shape, item: int, free_bytes: int) -> Shape:
-    """Elements of each dimension of a tensor in a file that are read at the cost of one.
+    """Elements of each dimension of a tensor in a file that cost no more to read than one.
 
     Args:
         shape: the tensor's, elements.
@@ -105,12 +105,12 @@ class FileTensor:
         """Fill ``into``; ``strides`` are the file's, bytes, the longest first."""
         stretch = _span(into.shape, strides) + self.dtype.itemsize
         if stretch == into.nbytes and into.flags.c_contiguous and _dense(into, strides):
-            self.file.read_into(position, into.reshape(-1).view(np.uint8))
+            self.file.read_into(position, into.reshape(-1).view(np.uint8).data)
             return
         worth_it = max(self.file.free_bytes, LEAST_WANTED * into.nbytes)
         if stretch <= min(SCRATCH_BYTES, worth_it) or into.size == 1:
             scratch = np.empty(stretch, np.uint8)
-            self.file.read_into(position, scratch)
+            self.file.read_into(position, scratch.data)
             into[...] = np.ndarray(into.shape, self.dtype, scratch, 0, strides)
             return
         # Each half along the outermost dimension that can be cut.

@@ -1,4 +1,4 @@
-"""What stands for a class of a package that is not installed."""
+"""A stand-in for a class of a package that is not installed."""
 
 from __future__ import annotations
 

@@ -7,21 +7,27 @@ place of its methods. Sharded models (FSDP2) are saved and loaded in their shard
 from __future__ import annotations
 
 import os
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from xckpt.api.load import load, load_into
+from xckpt.api.places import exists
 from xckpt.api.save import save, save_async
 from xckpt.core.part.per_rank import PerRank
 from xckpt.engine.background import SaveFuture
+from xckpt.integrations.newest import newest_good, remove_outdated
 from xckpt.integrations.random_state import load_random_states, random_states
 from xckpt.options import SaveOptions
 
 __all__ = ["load_state", "save_state"]
 
+RESTORED: Final = "_xckpt_restored"
+"""Attribute of an accelerator: the path that was restored, until the next save."""
+
 
 def save_state(
     accelerator: Any,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     background: bool = False,
     options: SaveOptions | None = None,
@@ -30,16 +36,21 @@ def save_state(
 
     That is the models, optimizers and schedules that were prepared, the scaler, stateful data
     loaders, objects registered with ``register_for_checkpointing``, and random generators. The
-    checkpoint at ``path`` is replaced.
+    checkpoint at ``path`` is replaced; one that was named automatically never is.
 
     Args:
         accelerator: the `accelerate.Accelerator`.
-        path: see `xckpt.save`.
+        path: see `xckpt.save`. Without one, ``automatic_checkpoint_naming`` of the accelerator's
+            `ProjectConfiguration` gives it; its ``total_limit`` counts committed checkpoints, and
+            older ones are deleted once this one is committed, or by the next save if it goes on
+            in the background.
         background: go on while the checkpoint is written; the future that is returned says when it
             is committed.
         options: see `xckpt.save`.
 
     Raises:
+        ValueError: there is no path, and no automatic naming.
+        CheckpointExistsError: the next automatic name is taken: load the newest first.
         XckptError: as `xckpt.save`.
 
     Example:
@@ -52,29 +63,53 @@ def save_state(
     """
     state = _state(accelerator) | random_states(accelerator.num_processes)
     state["step"] = accelerator.step
-    if background:
-        return save_async(path, state, overwrite=True, options=options)
-    save(path, state, overwrite=True, options=options)
-    return None
+    config, named = accelerator.project_configuration, path is None
+    if path is None:
+        path = os.path.join(_project(accelerator), f"checkpoint_{config.iteration}")
+    write = save_async if background else save
+    saved = write(path, state, overwrite=not named, options=options)
+    if named:
+        config.iteration += 1
+        if accelerator.is_main_process:
+            root = _project(accelerator)
+            there = [os.path.join(root, f"checkpoint_{number}") for number in _numbers(root)]
+            # What was restored is the last good one until the save in the background is committed.
+            remove_outdated(there, config.total_limit, vars(accelerator).pop(RESTORED, None))
+    return saved if isinstance(saved, SaveFuture) else None
 
 
-def load_state(accelerator: Any, path: str | os.PathLike[str]) -> None:
+def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> None:
     """Load what `save_state` saved into what was prepared; every process calls it.
 
     The number of processes may be another one, and so may the way of sharding; random generators
-    then stay as they are.
+    then stay as they are. Without a path it is the newest good checkpoint that was named
+    automatically: damaged ones are passed over with a warning. The next one is named behind all.
 
     Raises:
+        NotACheckpointError: there is none.
+        CorruptCheckpointError: it is damaged; without a path, all are.
+        ValueError: there is no path, and no automatic naming.
         XckptError: as `xckpt.load_into`.
     """
-    path = os.fspath(path)
+    if path is None:
+        root = _project(accelerator)
+        names = [f"checkpoint_{number}" for number in reversed(_numbers(root) or [0])]
+        paths = [os.path.join(root, name) for name in names]
+        vars(accelerator)[RESTORED] = newest_good(paths, partial(_load, accelerator))
+        accelerator.project_configuration.iteration = 1 + _numbers(root)[-1]
+    else:
+        _load(accelerator, os.fspath(path))
+
+
+def _load(accelerator: Any, path: str) -> str:
     load_into(path, _state(accelerator), unexpected="ignore")
     load_random_states(path, accelerator.num_processes)
-    accelerator.step = load(path, at="step", no_dist=True)
+    accelerator.step = load(path, at="step")
+    return path
 
 
 def _state(accelerator: Any) -> dict[str, Any]:
-    """What both have, by the order in which it was prepared; each models' weights without wraps."""
+    """The state of both calls, in the order of preparation; each models' weights without wraps."""
     loaders = [
         each for each in accelerator._dataloaders if getattr(each, "use_stateful_dataloader", False)
     ]
@@ -86,3 +121,19 @@ def _state(accelerator: Any) -> dict[str, Any]:
         "loaders": [PerRank(each) for each in loaders],
         "registered": list(accelerator._custom_objects),
     }
+
+
+def _project(accelerator: Any) -> str:
+    """Where checkpoints are that Accelerate names."""
+    if not accelerator.project_configuration.automatic_checkpoint_naming:
+        raise ValueError(
+            "give a path, or have ProjectConfiguration(automatic_checkpoint_naming=True)"
+        )
+    return os.path.join(accelerator.project_dir, "checkpoints")
+
+
+def _numbers(root: str) -> list[int]:
+    """The numbers of the committed checkpoints in it, in order."""
+    names = os.listdir(root) if os.path.isdir(root) else ()
+    found = [name.removeprefix("checkpoint_") for name in names if exists(os.path.join(root, name))]
+    return sorted(int(number) for number in found if number.isdecimal())

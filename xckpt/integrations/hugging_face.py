@@ -6,8 +6,9 @@ batches to skip:
 
 1. `_save_checkpoint` saves model, optimizer, schedule, the generators of each rank, and in
    the metadata the trainer's own state as text, on all ranks, in one step.
-2. `train` writes that text to the file that the trainer looks for, and the trainer's calls to load
-   a part of the checkpoint load that part.
+2. `train` has the newest checkpoint verified, and takes the one before if that is damaged. It
+   writes that text to the file that the trainer looks for, and the trainer's calls to load a part
+   of the checkpoint load that part.
 3. `save_total_limit` removes older checkpoints after the new one is committed, manifest first.
 """
 
@@ -19,25 +20,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard
 
 from xckpt.api.load import load_into
-from xckpt.api.open import open as open_checkpoint
-from xckpt.api.places import delete, exists
 from xckpt.api.save import save
-from xckpt.convert import Mapping, Rule, convert
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.integrations.absent import absent
+from xckpt.integrations.newest import check_whole, newest_whole, remove_outdated
+from xckpt.integrations.pretrained import notes_of, save_pretrained
 from xckpt.integrations.random_state import load_random_states, random_states
-from xckpt.mapping.operations import Drop
 
 try:
     from transformers import Trainer
-    from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
+    from transformers.trainer_callback import ExportableState
+    from transformers.trainer_utils import sort_checkpoints
 except ImportError as error:
-    Trainer = absent("transformers", error)
-    get_last_checkpoint = sort_checkpoints = Trainer
+    Trainer = ExportableState = sort_checkpoints = absent("transformers", error)
 
 __all__ = ["XckptTrainer", "save_pretrained"]
 
@@ -59,15 +58,23 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
     """
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as `Trainer.train` does; True resumes from the newest checkpoint."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
-        if _is_ours(resume_from_checkpoint):
-            file = Path(resume_from_checkpoint, STATE_FILE)
+        """Train as `Trainer.train` does; True resumes from the newest good checkpoint.
+
+        For that one process reads the newest one to verify it; a damaged one is passed over with a
+        warning. A path is resumed from as it is.
+
+        Raises:
+            CorruptCheckpointError: all checkpoints are damaged, or the one that was named.
+        """
+        path, root = resume_from_checkpoint, self.args.output_dir
+        if path is True:
+            path = newest_whole(lambda: sort_checkpoints(root)[::-1], _checked) or True
+        if _is_ours(path):
+            file = Path(path, STATE_FILE)
             if not file.exists() and self.args.should_save:
-                file.write_text(_notes(resume_from_checkpoint)["trainer_state"], encoding="utf-8")
+                file.write_text(notes_of(path)["trainer_state"], encoding="utf-8")
             self.accelerator.wait_for_everyone()
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        return super().train(path, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         del model
@@ -78,7 +85,9 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
             best = os.path.join(root, f"checkpoint-{self.state.best_global_step}")
             self.state.best_model_checkpoint = best
         path = os.path.join(root, f"checkpoint-{self.state.global_step}")
-        self.state.stateful_callbacks["TrainerControl"] = self.control.state()
+        for each in (*self.callback_handler.callbacks, self.control):
+            if isinstance(each, ExportableState):
+                self.state.stateful_callbacks[type(each).__name__] = each.state()
         own = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True)
         config = getattr(self.model, "config", None)
         notes = {"trainer_state": own, "config": config and config.to_json_string(use_diff=False)}
@@ -88,7 +97,8 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         save(path, state, overwrite=True, metadata=notes)
         if self.args.should_save:
             Path(path, STATE_FILE).write_text(own, encoding="utf-8")
-            self._remove_outdated(root)
+            best = self.state.best_model_checkpoint
+            remove_outdated(sort_checkpoints(root), self.args.save_total_limit, best)
 
     def _trained(self) -> Any:
         return self.model_wrapped if self.is_fsdp_enabled else self.model
@@ -99,71 +109,35 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         scaler = self.accelerator.scaler
         return parts if scaler is None else parts | {"scaler": scaler}
 
-    def _remove_outdated(self, root: str) -> None:
-        """Keep ``save_total_limit`` checkpoints, and the best one in any case."""
-        limit, best = self.args.save_total_limit or 0, self.state.best_model_checkpoint
-        steps = sort_checkpoints(root)
-        others = [each for each in steps[:-1] if best is None or Path(each) != Path(best)]
-        surplus = len(steps) - max(limit, len(steps) - len(others))
-        for each in others[: surplus if limit > 0 else 0]:
-            if exists(each):
-                delete(each)
-            shutil.rmtree(each, ignore_errors=True)
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not _is_ours(resume_from_checkpoint):
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        _load_part(resume_from_checkpoint, {"model": self.model if model is None else model})
+        state = {"model": self.model if model is None else model}
+        load_into(resume_from_checkpoint, state, unexpected="ignore")
 
     def _load_best_model(self) -> None:
-        if not _is_ours(self.state.best_model_checkpoint):
+        path = self.state.best_model_checkpoint
+        if not _is_ours(path):
             return super()._load_best_model()
-        _load_part(self.state.best_model_checkpoint, {"model": self._trained()})
+        load_into(path, {"model": self._trained()}, unexpected="ignore")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not _is_ours(checkpoint):
             return super()._load_optimizer_and_scheduler(checkpoint)
-        _load_part(checkpoint, self._moments())
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        if not _is_ours(checkpoint):
-            return super()._load_scaler(checkpoint)
+        load_into(checkpoint, self._moments(), unexpected="ignore")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if not _is_ours(checkpoint):
             return super()._load_rng_state(checkpoint)
-        load_random_states(str(checkpoint), self.args.world_size)
+        load_random_states(checkpoint, self.args.world_size)
 
 
-def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -> None:
-    """Write the weights of a trainer's checkpoint where ``from_pretrained(folder)`` reads them.
-
-    Args:
-        checkpoint: one of `XckptTrainer`.
-        folder: gets ``model.safetensors`` and ``config.json``.
-        dtype: element type of the weights, such as ``"bfloat16"``; None leaves them.
-
-    Raises:
-        NotACheckpointError: there is none.
-    """
-    os.makedirs(folder, exist_ok=True)
-    others = ("optimizer", "random", "scaler", "scheduler")
-    rules = [Rule(f"{part}/{{name...}}", (), [Drop("unchecked")]) for part in others]
-    weights = Mapping([Rule("model/{name...}", "{name...}"), *rules])
-    target = os.path.join(folder, "model.safetensors")
-    convert(checkpoint, target, mapping=weights, dtype=dtype, overwrite=True)
-    Path(folder, "config.json").write_text(_notes(checkpoint)["config"], encoding="utf-8")
-
-
-def _is_ours(checkpoint: object) -> bool:
+def _is_ours(checkpoint: object) -> TypeGuard[str]:
     """Whether a trainer's checkpoint is one of xckpt."""
-    return isinstance(checkpoint, str) and Path(checkpoint, "xckpt.json").exists()
+    return isinstance(checkpoint, str | os.PathLike) and Path(checkpoint, MANIFEST).exists()
 
 
-def _notes(checkpoint: str) -> dict[str, str]:
-    """The trainer's state and the model's configuration, as JSON's text."""
-    return cast(dict[str, str], open_checkpoint(checkpoint).user_metadata)
-
-
-def _load_part(checkpoint: Any, state: dict[str, Any]) -> None:
-    load_into(checkpoint, state, missing="error", unexpected="ignore")
+def _checked(checkpoint: str) -> str:
+    """A checkpoint of xckpt, once it is verified; of the plain trainer, as it is."""
+    whole = not any(Path(checkpoint, name).exists() for name in (MANIFEST, "zarr.json"))
+    return checkpoint if whole else check_whole(checkpoint)

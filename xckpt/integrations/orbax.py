@@ -4,8 +4,9 @@ Orbax decides when to save, what to keep and what to delete; the folder of the i
 
 1. `XckptSave` and `XckptRestore` are arguments of Orbax's `CheckpointManager` and `Checkpointer`;
    they bring their handler along. `XckptCheckpointable` is the same for Orbax's v1.
-2. A save copies what may change and returns; the rest waits, in Orbax's background, for the folder.
-   Each save has a group of its own, so that items of one checkpoint may be written side by side.
+2. A save copies the memory that may change and returns; the rest waits, in Orbax's background, for
+   the folder. Each save has a group of its own, so that items of one checkpoint may be written side
+   by side.
 """
 
 # Orbax has an environment of its own; where the types are checked, it may be another release.
@@ -36,7 +37,7 @@ except ImportError as error:
     CommitFutureAwaitingContractedSignals = AsyncCheckpointHandler
 
     def register_with_handler(*_: Any, **__: Any) -> Any:
-        """Do nothing, for there is no registry."""
+        """Do nothing: there is no registry."""
         return lambda arguments: arguments
 
 
@@ -127,7 +128,7 @@ class XckptCheckpointable:
         self._options, self._load_options = options, load_options
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Copy what may change; what is returned waits for the folder and saves."""
+        """Copy what may change; the returned coroutine waits for the folder and saves."""
         write = _held(self.tree, self._options)
 
         async def finish() -> None:
@@ -136,7 +137,7 @@ class XckptCheckpointable:
         return finish()
 
     async def load(self, directory: Folder) -> Awaitable[None]:
-        """Load `tree`, once what is returned is awaited."""
+        """Load `tree` when the returned coroutine is awaited."""
         group = find_group()
 
         def read(folder: Folder) -> None:
@@ -146,7 +147,7 @@ class XckptCheckpointable:
 
 
 def _held(state: Any, options: SaveOptions | None) -> Callable[[Folder], None]:
-    """Copy what may change of a state; returns what saves the copy to a folder."""
+    """Copy what may change of a state; returns a function that saves the copy to a folder."""
     group, staged = find_group(), BlockingAsyncStager().stage(state)
 
     def write(folder: Folder) -> None:

@@ -55,6 +55,9 @@ def random_states(processes: int) -> dict[str, object]:
 
 
 def load_random_states(path: str, processes: int) -> None:
-    """Put the generators of each process where they were; of another number, they stay."""
-    if load(path, at="processes", no_dist=True) == processes:
+    """Put the generators of each process where they were; of another number, they stay.
+
+    Every process calls it.
+    """
+    if load(path, at="processes") == processes:
         load_into(path, {"random": PerRank(RandomState())}, unexpected="ignore")

@@ -1,8 +1,9 @@
-"""Ray Train: workers save to the run's storage at once, and report what is there; no upload.
+"""Ray Train: workers save to the run's storage directly, and report the checkpoint; no upload.
 
 1. `report` saves a state, all workers together, into the run's folder or bucket; then it reports
    the checkpoint, so that Ray's results, rules (`num_to_keep`) and retries know it.
-2. `restore_into` fills a state from the checkpoint that was reported last.
+2. `restore_into` fills a state from the checkpoint that was reported last; if that is damaged, from
+   the one before, as long as Ray's rules have kept one.
 """
 
 # Ray has an environment of its own; where the types are checked, it isn't installed.
@@ -10,18 +11,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, count
 from typing import Any
 
 from xckpt.api.load import load_into
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
+from xckpt.integrations.newest import newest_good
 from xckpt.options import LoadOptions, SaveOptions
 
 try:
     from ray import train
-    from ray.train import Checkpoint, CheckpointUploadMode
+    from ray.train import Checkpoint, CheckpointConsistencyMode, CheckpointUploadMode
 except ImportError as error:
-    train = Checkpoint = CheckpointUploadMode = absent("ray[train]", error)
+    train = Checkpoint = absent("ray[train]", error)
+    CheckpointConsistencyMode = CheckpointUploadMode = train
 
 __all__ = ["report", "restore_into", "url_of"]
 
@@ -37,17 +42,22 @@ def report(
     Args:
         metrics: see ``ray.train.report``.
         state: see `xckpt.save`.
-        name: of the checkpoint's folder in the run's, such as ``"step-100"``.
+        name: of the checkpoint's folder in the run's, such as ``"step-100"``; if that was reported
+            already, for the run went back behind it, ``-2`` or more is added.
         options: see `xckpt.save`.
 
     Raises:
-        ValueError: the run's storage is none that xckpt opens.
+        ValueError: xckpt cannot open the run's storage.
         XckptError: as `xckpt.save`; nothing is reported.
     """
     storage = train.get_context().get_storage()
-    path = storage.build_checkpoint_path_from_name(name)
-    checkpoint = Checkpoint(path, filesystem=storage.storage_filesystem)
-    # A worker that was started again saves the step again.
+    # Ray deletes by path: a step that is done again, behind a damaged one, has another.
+    known = {url_of(each.checkpoint) for each in _reported()}
+    names = chain([name], (f"{name}-{again}" for again in count(2)))
+    paths = (storage.build_checkpoint_path_from_name(each) for each in names)
+    found = (Checkpoint(path, filesystem=storage.storage_filesystem) for path in paths)
+    checkpoint = next(each for each in found if url_of(each) not in known)
+    # A worker that was started again before it had reported saves the step again.
     save(url_of(checkpoint), state, overwrite=True, options=options)
     train.report(
         metrics, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD
@@ -55,20 +65,35 @@ def report(
 
 
 def restore_into(state: object, *, options: LoadOptions | None = None) -> bool:
-    """Fill a state from the checkpoint that was reported last; whether there is one.
+    """Fill a state from the newest good checkpoint that was reported; whether there is any.
+
+    Every worker calls it. A damaged one is passed over with a warning, and the one before is taken.
 
     Args:
         state: see `xckpt.load_into`; on any number of workers.
         options: see `xckpt.load_into`.
 
     Raises:
+        CorruptCheckpointError: all are damaged.
         XckptError: as `xckpt.load_into`.
     """
     checkpoint = train.get_checkpoint()
     if checkpoint is None:
         return False
-    load_into(url_of(checkpoint), state, options=options)
+    newest_good(_newest_first(checkpoint), lambda path: load_into(path, state, options=options))
     return True
+
+
+def _reported() -> list[Any]:
+    """What Ray knows of the checkpoints that were reported, the oldest first."""
+    return train.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+
+
+def _newest_first(newest: Any) -> Iterator[str]:
+    """Where the checkpoints are that Ray knows; the older ones are asked for if they are needed."""
+    yield url_of(newest)
+    earlier = (url_of(each.checkpoint) for each in reversed(_reported()))
+    yield from (path for path in earlier if path != url_of(newest))
 
 
 def url_of(checkpoint: Any) -> str:

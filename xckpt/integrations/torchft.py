@@ -69,7 +69,7 @@ class XckptTransport(CheckpointTransport):
         self._sent: list[str] = []
 
     def metadata(self) -> str:
-        """What a receiver has to know: where this transport saves."""
+        """What a receiver needs to know: where this transport saves."""
         return self._place
 
     def send_checkpoint(

@@ -89,7 +89,7 @@ class ArraySource:
 
 
 _PREPARED: Final = (jax.ShapeDtypeStruct, jax.sharding.Sharding, PartitionSpec)
-"""What is looked at before targets are made of it."""
+"""Objects that are examined before targets are made from them."""
 Leaf = jax.Array | jax.ShapeDtypeStruct
 
 
@@ -111,7 +111,7 @@ class JaxAdapter(Adapter[Leaf]):
     leaves = (jax.Array, jax.ShapeDtypeStruct)
 
     def owns(self, leaf: object) -> bool:
-        """Whether an object is an array, describes one, or says where one is to be."""
+        """Whether an object is an array, describes one, or says where one goes."""
         return isinstance(leaf, (*self.leaves, *_PREPARED))
 
     def describe(self, leaf: Leaf, name: str) -> ArraySource:
@@ -142,8 +142,8 @@ class JaxAdapter(Adapter[Leaf]):
     def copyable(self, leaf: Leaf, name: str) -> Copyable:
         """Nothing to copy: the shards' own memory on the CPU backend, else what the host fetches.
 
-        An array cannot change, but it can be donated or deleted. Its memory is pinned here by
-        NumPy views, so that a computation it is donated to takes other memory.
+        An array cannot change, but it can be donated or deleted. NumPy views pin its memory here,
+        so that a computation to which it is donated uses other memory.
 
         Raises:
             UnsupportedLeafError: as for `describe`.
@@ -212,7 +212,7 @@ class JaxAdapter(Adapter[Leaf]):
         return like(stored, name, place)
 
     def prepared(self, likes: Mapping[str, object], metadata: Metadata) -> Mapping[str, object]:
-        """The likes with a struct for each sharding; see `xckpt.jax.likes`.
+        """The targets of a load, with a struct for each sharding; see `xckpt.jax.likes`.
 
         Raises:
             UnsupportedLeafError: a PartitionSpec, and no mesh is set; names the leaf.
@@ -274,7 +274,7 @@ def _fetch(data: jax.Array) -> NDArray[np.generic]:
 def _another(array: jax.Array) -> jax.Array:
     """Another object for a single-device array.
 
-    A copy that the host had to make stays cached in the object that was asked for it.
+    A copy made on the host stays cached in the object that was asked for it.
     """
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
@@ -317,8 +317,8 @@ def _format_dtype(dtype: object, name: str) -> str:
 def _committed(like: jax.Array | jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> bool:
     """Whether the user has chosen the devices.
 
-    A struct on the default device alone says nothing: it is made from ``x.sharding`` just as well
-    where ``x`` is bound to no device, as step counters are.
+    A struct on the default device alone says nothing: ``x.sharding`` gives such a struct also if
+        ``x`` is bound to no device, as step counters are.
     """
     if isinstance(like, jax.ShapeDtypeStruct):
         return sharding != default_sharding()

@@ -11,8 +11,10 @@ leaves the accelerators alone and may run beside a training step.
 3. A value for one reader is deleted by that reader. A broadcast ends in a barrier, after which the
    coordinator deletes it.
 4. A rank that hears nothing for longer than the timeout raises `RanksFailedError` with the silent
-   ranks. A coordinator that gives up leaves a note, which the others find while they wait
-   for it; so does a rank that is interrupted.
+   ranks; so does a coordinator that works at its own part. A coordinator that gives up leaves a
+   note, which the others find while they wait for it; so does a rank that is interrupted. A rank
+   that works, or a coordinator that waits, leaves notes that it is alive (`xckpt.jax.notes`): the
+   time counts from the last of them.
 5. The service lives in one of the processes. Each call to it is made in a thread and given up when
    the time of the step is over, in case that process is stopped.
 
@@ -24,24 +26,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NoReturn
 
 import jax
 import numpy as np
 from jax._src import xla_bridge
 
 from xckpt.core.geometry.spread import Processes
+from xckpt.engine.ranks.alive import beat_of
 from xckpt.engine.ranks.group import KeptPlans
-from xckpt.engine.ranks.patience import GRACE_SECONDS, SUSPECT_SECONDS
-from xckpt.engine.ranks.waiting import SLICE_SECONDS, WARN_AFTER, Waiting, wait_in_thread
-from xckpt.errors import NoGroupError, RankFailure, RanksFailedError, spelled_ranks
+from xckpt.engine.ranks.patience import GRACE_SECONDS
+from xckpt.engine.ranks.waiting import WARN_AFTER
+from xckpt.errors import NoGroupError, RankFailure
 from xckpt.jax.notes import Notes
-from xckpt.jax.service import InTime, lost, service, silent_ranks
+from xckpt.jax.service import InTime, service
+from xckpt.jax.waits import Waits
 
-LOOK_SECONDS = 0.7
-"""How often a rank that waits looks at the notes; `SLICE_SECONDS` once one is suspected."""
 TIMEOUT = 1800.0
 """Seconds that a silent rank is waited for, unless a caller says otherwise."""
 
@@ -56,8 +57,8 @@ class JaxGroup:
 
     Args:
         coordinator_rank: the process that makes the global decisions and commits.
-        timeout: longest wait for another process in one collective, in seconds. It has to outlast
-            the slowest rank's writing.
+        timeout: seconds that a process is waited for which neither answers nor gets on with what it
+            writes or reads.
         warn_after: seconds of waiting after which a warning in the log names the silent ranks.
 
     Raises:
@@ -92,12 +93,12 @@ class JaxGroup:
         self._client = InTime(client)
         self.timeout, self.processes = timeout, Processes("jax", np.arange(size))
         self.kept_plans = _kept_plans.setdefault(coordinator_rank, KeptPlans())
-        self._suspects: dict[int, float] = {}
-        """Rank -> until when it is waited for, at most."""
-        self._operation, self._warn_after = 0, warn_after
-        self._prefix = f"xckpt/{next(_numbers)}"
-        self._notes = Notes(self._client, self._prefix, rank, timeout)
-        self._calls = itertools.count()
+        self._warn_after, self._prefix = warn_after, f"xckpt/{next(_numbers)}"
+        self._notes = Notes(self._client, self._prefix, rank, coordinator_rank, timeout)
+        self._calls = 0
+        self._waits = Waits(
+            self._client, self._notes, (rank, size, coordinator_rank), timeout, warn_after
+        )
 
     def within(self, seconds: float) -> JaxGroup:
         """Another group of the same processes with another timeout; all processes make it."""
@@ -113,28 +114,38 @@ class JaxGroup:
         )
 
     def begin(self) -> None:
-        """See `CarefulGroup`."""
-        self._operation += 1
-        self._calls = itertools.count()
-        self._suspects.clear()
+        """See `OperationGroup`."""
+        self._calls = 0
+        self._notes.begin()
+        self._waits.begin()
+
+    @property
+    def beat(self) -> float:
+        """See `HeartbeatGroup`."""
+        return beat_of(self.timeout)
+
+    def say_alive(self, seconds_ago: float) -> None:
+        """See `HeartbeatGroup`."""
+        self._notes.say_alive(seconds_ago)
+
+    def heed(self, began: float, away: float) -> None:
+        """See `HeartbeatGroup`; only a coordinator looks for others.
+
+        Raises:
+            RanksFailedError: ranks are lost, or have left.
+        """
+        if self.rank == self.coordinator:
+            self._waits.heed(self._key("gather"), began, away)
 
     def leave(self, error: BaseException) -> None:
-        """See `CarefulGroup`."""
-        # What the ranks have said to each other has `failures`.
+        """See `OperationGroup`."""
+        # The errors between ranks have `failures`.
         if not getattr(error.__cause__ or error, "failures", ()):
-            self._notes.leave(self._operation, [RankFailure.of(self.rank, error)])
+            self._notes.leave([RankFailure.of(self.rank, error)])
 
     def suspect(self, ranks: Sequence[int]) -> None:
         """See `SuspectingGroup`."""
-        self._hurry(ranks)
-        # The coordinator may have waited in vain for another, which itself waits for a lost one.
-        self._notes.suspect(self._operation, ranks)
-
-    def _hurry(self, ranks: Iterable[int]) -> None:
-        # Others wait for the coordinator's verdict, for which it waits a moment itself.
-        patience = SUSPECT_SECONDS + GRACE_SECONDS * (self.rank != self.coordinator)
-        for rank in ranks:
-            self._suspects.setdefault(rank, time.monotonic() + patience)
+        self._notes.suspect(ranks)
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes on the coordinator, None elsewhere.
@@ -146,21 +157,22 @@ class JaxGroup:
         if self.rank != self.coordinator:
             self._client.put(f"{key}/{self.rank}", data)
             return None
-        deadline = time.monotonic() + self.timeout
+        began = time.monotonic()
         answers: dict[int, bytes | None] = {}
 
         def silent() -> list[int]:
             missing = [rank for rank in self._others() if rank not in answers]
             return [rank for rank in missing if not self._client.is_set(f"{key}/{rank}/0")]
 
-        waiting = self._waiting(silent)
+        waiting = self._waits.saying(silent)
         for rank in self._others():
-            wait = partial(self._wait, rank, deadline, waiting)
+            wait = partial(self._waits.wait, rank, began, self.timeout, waiting)
             answers[rank] = self._client.get(f"{key}/{rank}", wait)
         self._client.key_value_delete(key)
         received = {rank: value for rank, value in answers.items() if value is not None}
         if len(received) < len(answers):
-            self._give_up([rank for rank in answers if rank not in received])
+            self._waits.give_up([rank for rank in answers if rank not in received])
+        self._notes.look()  # have others given up, while this process was stopped?
         received[self.rank] = data
         return [received[rank] for rank in range(self.size)]
 
@@ -190,86 +202,31 @@ class JaxGroup:
         if self.rank == self.coordinator:
             assert data is not None
             self._client.put(key, data)
-            self._meet(f"{key}/read")
+            self._waits.meet(f"{key}/read")
             self._client.key_value_delete(key)
             return data
         value = self._from_coordinator(key)
-        self._meet(f"{key}/read")
+        self._waits.meet(f"{key}/read")
         return value
-
-    def _waiting(self, silent: Callable[[], Sequence[int]]) -> Waiting:
-        return Waiting(self.rank, self.coordinator, silent, warn_after=self._warn_after)
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def _next(self, operation: str) -> str:
-        until = time.monotonic() + self.timeout + GRACE_SECONDS
-        self._client.until = min(until, self._suspects.get(0, until))
-        return f"{self._prefix}/{self._operation}/{next(self._calls)}/{operation}"
+        self._waits.next_step()
+        key, self._calls = self._key(operation), self._calls + 1
+        return key
 
-    def _wait(
-        self, rank: int, deadline: float, waiting: Waiting, key: str, late: float
-    ) -> bytes | None:
-        while True:
-            until = min(deadline, self._suspects.get(rank, deadline)) + late
-            often = SLICE_SECONDS if self._suspects else LOOK_SECONDS
-            left = min(until - time.monotonic(), waiting.seconds_left, often)
-            try:
-                milliseconds = max(10, int(left * 1000))
-                return self._client.blocking_key_value_get_bytes(key, milliseconds)
-            except RanksFailedError:
-                raise
-            except RuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise lost(
-                        f"the coordination service failed: {str(error).splitlines()[0]}"
-                    ) from error
-            self._hurry(self._notes.look(self._operation))
-            waiting.remind()
-            if time.monotonic() >= until:
-                return None
+    def _key(self, operation: str) -> str:
+        return f"{self._prefix}/{self._notes.operation}/{self._calls}/{operation}"
 
     def _from_coordinator(self, key: str) -> bytes:
-        # The coordinator times out first, and its note tells more than its silence.
-        waiting = self._waiting(lambda: [self.coordinator])
-        deadline = time.monotonic() + self.timeout + GRACE_SECONDS
-        value = self._client.get(key, partial(self._wait, self.coordinator, deadline, waiting))
-        if value is None:
-            raise silent_ranks([self.coordinator], self.timeout)
+        # The coordinator times out first, and its note says more than its silence.
+        about = self.coordinator, time.monotonic(), self.timeout + GRACE_SECONDS
+        wait = partial(self._waits.wait, *about, self._waits.saying(lambda: [self.coordinator]))
+        if (value := self._client.get(key, wait)) is None:
+            self._waits.give_up([self.coordinator])
         return value
-
-    def _meet(self, barrier: str) -> None:
-        """Return when every rank has come to this barrier."""
-
-        def silent() -> list[int]:
-            came = self._client.numbers_below(barrier)
-            return [rank for rank in self._others() if rank not in came]
-
-        def wait() -> None:
-            self._client.key_value_set_bytes(f"{barrier}/{self.rank}", b".")
-            self._client.wait_at_barrier(barrier, int(self.timeout * 1000))
-
-        text = "it did not come to an end"
-        try:
-            if wait_in_thread(wait, self._waiting(silent), self.timeout + GRACE_SECONDS):
-                return
-        except RuntimeError as error:
-            text = str(error).split("RPC:")[0].strip()
-        self._client.until = time.monotonic() + GRACE_SECONDS / 2
-        try:
-            missing = silent()
-        except RuntimeError:
-            missing = [0]  # the process that has the service
-        raise lost(
-            f"not every rank came within {self.timeout:g} s: {spelled_ranks(missing)}: {text}",
-            missing,
-        )
-
-    def _give_up(self, silent: list[int]) -> NoReturn:
-        error = silent_ranks(silent, self.timeout)
-        self._notes.leave(self._operation, error.failures)
-        raise error
 
 
 def current_group(

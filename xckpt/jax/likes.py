@@ -20,7 +20,7 @@ from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.leaf import TargetPlace
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
-from xckpt.jax.shardings import Device, default_sharding, mesh_that_is_set
+from xckpt.jax.shardings import Device, current_mesh, default_sharding
 
 _KEY = "prng_key:"
 
@@ -29,7 +29,7 @@ def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> jax.Sh
     """A struct of the stored shape and dtype; of typed keys where keys were saved.
 
     Raises:
-        TypeError: ``place`` is not said in JAX's words.
+        TypeError: ``place`` has no values of JAX.
         ValueError: the mesh lacks an axis by which the tensor was saved, or no such device is here.
 
     Example:
@@ -50,7 +50,7 @@ def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> jax.Sh
 
 
 def _keys(data: jax.ShapeDtypeStruct, annotation: str) -> jax.ShapeDtypeStruct:
-    """The keys of which these are the data; the data where this JAX has no such keys."""
+    """The keys that have these data; the data itself if this JAX has no such keys."""
     if not annotation.startswith(_KEY):
         return data
     try:
@@ -103,21 +103,30 @@ def _device(device: object) -> Device:
 
 
 def prepared(likes: Mapping[str, object], metadata: Metadata) -> Mapping[str, object]:
-    """All likes of a load, with a struct of what is stored in place of each sharding.
+    """The targets of a load, with a struct of the stored shape in place of each sharding.
 
-    A PartitionSpec is laid over the mesh that is set. Where a Python value is stored, or nothing,
-    None takes the sharding's place: the value comes back as it was.
+    A PartitionSpec is laid over the mesh that is set. If a Python value is stored, or nothing, None
+    takes the sharding's place: the value comes back as it was.
 
     Raises:
-        UnsupportedLeafError: no mesh is set for a PartitionSpec; names the leaf.
+        UnsupportedLeafError: no mesh is set for a PartitionSpec, or a sharding is not one for an
+            array of these dimensions; names the leaves.
     """
     warn_of_one_device([each for each in likes.values() if _is_unplaced(each)])
-    return {
-        name: _placed(each, metadata.state_dict_metadata.get(name), name)
-        if isinstance(each, jax.sharding.Sharding | PartitionSpec)
-        else each
-        for name, each in likes.items()
-    }
+    made: dict[str, object] = {}
+    problems: list[str] = []
+    for name, each in likes.items():
+        made[name] = each
+        if isinstance(each, jax.sharding.Sharding | PartitionSpec):
+            try:
+                made[name] = _placed(each, metadata.state_dict_metadata.get(name), name)
+            except UnsupportedLeafError as error:
+                problems.append(str(error))
+            except ValueError as error:
+                problems.append(f"{name}: {each} does not fit; JAX says: {error}")
+    if problems:
+        raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
+    return made
 
 
 def _placed(
@@ -127,7 +136,7 @@ def _placed(
         return None
     mesh: Mesh | None = None
     if isinstance(sharding, PartitionSpec):
-        mesh = mesh_that_is_set()
+        mesh = current_mesh()
         if mesh is None:
             raise UnsupportedLeafError(
                 f"{name}: a PartitionSpec names no devices; load within jax.set_mesh(mesh), or "
@@ -145,7 +154,7 @@ MOST_UNASKED = 1 << 30
 
 
 def warn_of_one_device(nowhere: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """Warn where much goes to one of several devices, because structs name no sharding."""
+    """Warn if many bytes go to one of several devices because structs have no sharding."""
     if not nowhere or jax.device_count() == 1:
         return
     size = sum(each.size * _item_size(each.dtype) for each in nowhere)

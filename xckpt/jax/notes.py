@@ -1,26 +1,30 @@
-"""What a rank that suspects others, gives up or leaves says: notes in the key-value store of JAX.
+"""Notes in JAX's key-value store, by ranks that suspect others, give up, leave or are alive.
 
 1. A note lies under the number of the save or load and the rank that wrote it.
-2. A rank that waits looks now and then at the notes. It raises what a rank said that has given up
-   or left, and hears of the ranks that others have waited for in vain.
-3. Writing takes no longer than a moment, also when the process that has the service is stopped.
+2. A rank that waits looks now and then at the notes. It raises the error of a rank that has given
+   up or left, and learns of the ranks on which others have timed out.
+3. A rank that works, or a coordinator that waits itself, leaves a note that it is alive, in place
+   of the last one; it says how long ago it made progress.
+4. Writing takes only a moment, even if the process that has the service is stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 
 import msgspec
 
-from xckpt.engine.ranks.patience import GRACE_SECONDS
+from xckpt.engine.ranks.patience import GRACE_SECONDS, SUSPECT_SECONDS
 from xckpt.engine.ranks.waiting import SILENT, given_up
 from xckpt.errors import RankFailure
 from xckpt.jax.service import InTime, silent_ranks
 
 _encode = msgspec.msgpack.Encoder().encode
 _ranks = msgspec.msgpack.Decoder(list[int]).decode
+_beat = msgspec.msgpack.Decoder(tuple[int, float]).decode
 _failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
 
 
@@ -31,44 +35,104 @@ class Notes:
         client: the coordination service.
         prefix: what the keys of the group begin with.
         rank: the rank that leaves notes.
+        coordinator: the rank whose verdict others wait for.
         timeout: seconds that a silent rank is waited for.
     """
 
-    def __init__(self, client: InTime, prefix: str, rank: int, timeout: float) -> None:
+    def __init__(
+        self, client: InTime, prefix: str, rank: int, coordinator: int, timeout: float
+    ) -> None:
         self._client = client
         self._prefix = prefix
         self._rank = rank
+        self._coordinator = coordinator
         self._timeout = timeout
+        self._beats = itertools.count()
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._heard: dict[int, float] = {}
+        """Rank -> when it last made progress in this save or load, as far as `look` has seen."""
+        self._suspects: dict[int, float] = {}
+        """Rank -> until when it is waited for, at most."""
+        self.operation = 0
+        """The save or load, as this rank counts them."""
 
-    def leave(self, operation: int, failures: Sequence[RankFailure]) -> None:
-        """Say which ranks are lost or have left, as far as that is quickly done."""
-        self._write(f"{self._place(operation)}/end/{self._rank}", list(failures))
+    def begin(self) -> None:
+        """The next save or load begins."""
+        self.operation += 1
+        self._suspects.clear()
+        self._seen.clear()
+        self._heard.clear()
 
-    def suspect(self, operation: int, ranks: Sequence[int]) -> None:
-        """Say for which ranks this one has waited in vain elsewhere, if that is quickly done."""
-        self._write(f"{self._place(operation)}/suspects/{self._rank}", list(ranks))
+    def renew(self) -> None:
+        """The service has answered, or a step begins: its time starts again."""
+        until = time.monotonic() + self._timeout + GRACE_SECONDS
+        self._client.until = min(until, self._suspects.get(0, until))
 
-    def look(self, operation: int) -> set[int]:
-        """The ranks that others suspect.
+    def deadline(self, rank: int, began: float, seconds: float) -> float:
+        """Until when a silent rank is waited for; the wait ``began`` before."""
+        deadline = max(began, self._heard.get(rank, began)) + seconds
+        return min(deadline, self._suspects.get(rank, deadline))
+
+    def excuse(self, away: float) -> None:
+        """So many seconds, in which this process did not run, are no silence of others."""
+        now = time.monotonic()
+        self._heard = {rank: min(now, heard + away) for rank, heard in self._heard.items()}
+
+    def say_alive(self, seconds_ago: float) -> None:
+        """Say that this rank makes progress."""
+        self._write(f"alive/{self._rank}", (next(self._beats), seconds_ago), again=True)
+
+    def leave(self, failures: Sequence[RankFailure]) -> None:
+        """Say which ranks are lost or have left, if that takes only a moment."""
+        self._write(f"end/{self._rank}", list(failures))
+
+    def suspect(self, ranks: Sequence[int]) -> None:
+        """Say on which ranks this one has timed out elsewhere, if that takes only a moment."""
+        self._hurry(ranks)
+        # The coordinator may have timed out on a rank that itself waits for a lost one.
+        self._write(f"suspects/{self._rank}", list(ranks))
+
+    def _hurry(self, ranks: Sequence[int]) -> None:
+        # The others wait for the coordinator's verdict, so they wait a moment longer than it.
+        patience = SUSPECT_SECONDS + GRACE_SECONDS * (self._rank != self._coordinator)
+        for rank in ranks:
+            self._suspects.setdefault(rank, time.monotonic() + patience)
+
+    @property
+    def suspects_some(self) -> bool:
+        """Whether some rank is waited for only a moment longer."""
+        return bool(self._suspects)
+
+    def look(self) -> None:
+        """Read which ranks are alive, and which ones others suspect.
 
         Raises:
             RanksFailedError: a rank has given up or left; the failures are those that it named.
         """
-        suspects: set[int] = set()
-        for key, note in self._client.key_value_dir_get_bytes(self._place(operation)):
-            if key.rpartition("/")[0].endswith("/suspects"):
-                suspects.update(_ranks(note))
+        for key, note in self._client.key_value_dir_get_bytes(self._place):
+            about, _, rank = key.rpartition("/")
+            if about.endswith("/suspects"):
+                self._hurry(_ranks(note))
+                continue
+            if about.endswith("/alive"):
+                self._hear(int(rank), _beat(note))
                 continue
             failures = _failures(note)
             if failures[0].kind == SILENT:
                 raise silent_ranks([failure.rank for failure in failures], self._timeout)
             raise given_up(failures)
-        return suspects
+        self.renew()
 
-    def _write(self, key: str, value: object) -> None:
+    def _hear(self, rank: int, beat: tuple[int, float]) -> None:
+        if self._seen.get(rank) != beat:
+            self._seen[rank] = beat
+            self._heard[rank] = time.monotonic() - beat[1]
+
+    def _write(self, key: str, value: object, *, again: bool = False) -> None:
         self._client.until = time.monotonic() + GRACE_SECONDS / 2
         with contextlib.suppress(RuntimeError):
-            self._client.key_value_set_bytes(key, _encode(value))
+            self._client.key_value_set_bytes(f"{self._place}/{key}", _encode(value), again)
 
-    def _place(self, operation: int) -> str:
-        return f"{self._prefix}/{operation}/note"
+    @property
+    def _place(self) -> str:
+        return f"{self._prefix}/{self.operation}/note"

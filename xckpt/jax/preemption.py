@@ -3,8 +3,8 @@
 1. Where several processes have joined, JAX takes SIGTERM for itself, in each of them (unless
    ``jax_enable_preemption_service`` is off). Any process that receives it tells all, and JAX finds
    a count of calls that none has reached yet.
-2. Each process counts its calls of `reached`. At the count that was found the answer is True, on
-   all alike; and so it stays.
+2. Each process counts its calls of `reached`. From that count on the answer is True, on all
+   processes alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class JaxNotice:
         self._reached = False
 
     def reached(self) -> bool:
-        """Whether all processes are to stop at this call."""
+        """Whether all processes must stop at this call."""
         if not self._reached:
             self._calls += 1
             self._reached = multihost_utils.reached_preemption_sync_point(self._calls)

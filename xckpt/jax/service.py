@@ -1,4 +1,4 @@
-"""The coordination service of `jax.distributed`, by what is used of it; every call ends in time."""
+"""The parts of `jax.distributed`'s coordination service that are used; every call ends in time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from jax._src import distributed
 
 from xckpt.engine.ranks.patience import GRACE_SECONDS
 from xckpt.engine.ranks.waiting import SILENT, Waiting, silence, wait_in_thread
-from xckpt.errors import RankFailure, RanksFailedError, spelled_ranks
+from xckpt.errors import RankFailure, RanksFailedError, ranks_in_words
 
 PART_BYTES = 1 << 21
 """Largest value of one key; older services take messages of at most 4 MiB, key included."""
 LENGTH_BYTES = 8
-"""What the length of the whole takes at the head of the first part."""
+"""Bytes of the total length, at the head of the first part."""
 
 Answer = TypeVar("Answer")
 
 
 class Client(Protocol):
-    """What is used of the client of JAX's coordination service; timeouts in milliseconds."""
+    """The methods used of the client of JAX's coordination service; timeouts in milliseconds."""
 
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        """Set a key that is not set."""
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        """Set a key that is not set, or any."""
         ...
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
@@ -46,16 +46,16 @@ class Client(Protocol):
 
 
 class InTime:
-    """A client whose calls end in time, also when the process that answers is stopped."""
+    """A client whose calls end in time, even if the process that answers is stopped."""
 
     def __init__(self, client: Client) -> None:
         self.until = math.inf
         """When calls are given up, by `time.monotonic`."""
         self._client = client
 
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
         """See `Client`."""
-        self._call(lambda: self._client.key_value_set_bytes(key, value))
+        self._call(lambda: self._client.key_value_set_bytes(key, value, allow_overwrite))
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
         """See `Client`."""
@@ -121,15 +121,15 @@ class InTime:
 def service() -> tuple[Client | None, int, int]:
     """The client of the coordination service, this process's number, the number of processes.
 
-    JAX has no public door to its key-value store; this is the one place that goes behind.
+    JAX has no public access to its key-value store; only this function reaches behind.
     """
     state = distributed.global_state
     return state.client, state.process_id or 0, state.num_processes or 1  # type: ignore[return-value]
 
 
 def silent_ranks(ranks: Sequence[int], seconds: float) -> RanksFailedError:
-    """The error about ranks that were waited for in vain."""
-    return lost(f"{spelled_ranks(ranks)} {silence(seconds)}", ranks)
+    """The error about ranks that did not answer in time."""
+    return lost(f"{ranks_in_words(ranks)} {silence(seconds)}", ranks)
 
 
 def lost(why: str, ranks: Sequence[int] = ()) -> RanksFailedError:

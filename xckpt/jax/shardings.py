@@ -1,4 +1,4 @@
-"""What a JAX sharding says, in the planner's words: the local boxes, who holds each, the spec.
+"""A JAX sharding in the planner's terms: the local boxes, the holders of each, the spec.
 
 1. `local_layout` asks the sharding which slice of the tensor each addressable device holds, and
    groups the devices by box: a box that several local devices hold (a replica) appears once.
@@ -24,7 +24,7 @@ from xckpt.errors import UnsupportedLeafError
 
 
 class Device(Protocol):
-    """What is used of a `jax.Device`, whose own type has no stubs."""
+    """The attributes used of a `jax.Device`, whose own type has no stubs."""
 
     @property
     def platform(self) -> str:
@@ -104,8 +104,8 @@ def _refuse_unreduced(sharding: jax.sharding.Sharding, name: str) -> None:
 def everywhere_whole(sharding: jax.sharding.Sharding) -> bool:
     """Whether every process that can name an array of this sharding holds the whole of it.
 
-    An array of one process's devices is that process's own. One that spans processes is named by
-    all of them, also by those that hold no part of it.
+    An array of one process's devices is that process's own. An array that spans processes is named
+    by all of them, even those that hold no part of it.
     """
     if not sharding.is_fully_replicated:
         return False
@@ -174,7 +174,7 @@ def concrete(sharding: object, name: str) -> jax.sharding.Sharding:
     if sharding is None:
         return default_sharding()
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
-        mesh = mesh_that_is_set()
+        mesh = current_mesh()
         if mesh is None or mesh.abstract_mesh != sharding.mesh:
             raise UnsupportedLeafError(
                 f"{name}: its sharding names the abstract mesh {sharding.mesh}, which has no "
@@ -183,12 +183,12 @@ def concrete(sharding: object, name: str) -> jax.sharding.Sharding:
         return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
     if not isinstance(sharding, jax.sharding.Sharding):
         raise UnsupportedLeafError(
-            f"{name}: {sharding!r} is no jax.sharding.Sharding; give a NamedSharding"
+            f"{name}: {sharding!r} is not a jax.sharding.Sharding; give a NamedSharding"
         )
     return sharding
 
 
-def mesh_that_is_set() -> Mesh | None:
+def current_mesh() -> Mesh | None:
     """The mesh of `jax.set_mesh`; None without one, or where JAX is too old to say."""
     mesh: object = getattr(jax.sharding, "get_mesh", lambda: None)()
     return mesh if isinstance(mesh, Mesh) and mesh.axis_names else None

@@ -1,7 +1,7 @@
 """A JAX array to be loaded, built from host buffers box by box.
 
 1. `buffer` allocates 64-byte aligned host memory for a box, at the first call (`HostBuffers`).
-2. `commit` puts it on each local device that holds the box and lets it go. The CPU backend adopts
+2. `commit` puts it on each local device that holds the box and releases it. The CPU backend adopts
    memory so aligned instead of copying it, for all replicas on CPU devices alike: such an array
    never donates its memory, so no replica is overwritten through another. Sub-byte types are
    packed, and therefore copied.
@@ -92,7 +92,7 @@ class JaxTarget(HostBuffers):
     """False for an array that is free to follow others to their device."""
     weak_type: bool = False
     key: KeySpec | None = None
-    """What to make of the data if they are those of PRNG keys."""
+    """How to make keys of the data, if they are those of PRNG keys."""
     _parts: dict[Device, jax.Array] = field(default_factory=dict, repr=False)
 
     @property
@@ -104,7 +104,7 @@ class JaxTarget(HostBuffers):
         """Put the buffer on the devices that hold its box; returns when it is there."""
         data = self.buffer(index)
         parts = [self._put(data, device) for device in self.layout.devices[index]]
-        # Until then a transfer to an accelerator still reads the buffer, and keeps it.
+        # Until then a transfer to an accelerator reads the buffer and keeps it alive.
         jax.block_until_ready(parts)
         with self._lock:
             self._parts.update(zip(self.layout.devices[index], parts, strict=True))

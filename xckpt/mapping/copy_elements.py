@@ -1,6 +1,6 @@
 """Carrying out strided copies on NumPy arrays.
 
-1. `view` is what one side of a copy touches, as an array that copies nothing.
+1. `view` gives the elements that one side of a copy touches, as a view of the array.
 2. `copy_elements` takes the source's view, or makes constants, through the arithmetic, and writes
    it to the target's view. Arithmetic goes piece by piece, because it computes in wider elements.
 """
@@ -28,7 +28,8 @@ PIECE = 1 << 18
 def view(
     array: NDArray[Any], offsets: Ints, strides: tuple[Ints, ...], sizes: Ints
 ) -> NDArray[Any]:
-    """What one side of a copy touches, as a view of shape ``sizes``; nothing is copied.
+    """The elements that one side of a copy touches, as a view of shape ``sizes``; nothing is
+    copied.
 
     ``array`` may be a box of the leaf: pass offsets relative to the box.
 
@@ -92,7 +93,7 @@ def copy_elements(
 
 
 def _taken(step: Arithmetic, values: NDArray[Any], piece: StridedCopy) -> NDArray[Any]:
-    """A step taken on the elements of a piece.
+    """The elements of a piece after one step.
 
     Raises:
         MappingError: numbers overflow or wrap around; names leaf, count and first index.

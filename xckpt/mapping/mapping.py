@@ -4,15 +4,15 @@
    gets its own.
 2. `xckpt.mapping.resolve` runs the instance's operations on traced tensors, so each target leaf
    ends as strided copies out of source leaves. A following mapping continues with those tensors.
-3. `ResolvedMapping.copies_into` cuts those to a box of a target leaf: that is all that reading and
-   writing need. The inverse mapping is derived rule by rule, and resolves in the same way.
+3. `ResolvedMapping.copies_into` cuts those to a box of a target leaf: reading and writing need
+   nothing else. The inverse mapping is derived rule by rule, and resolves in the same way.
 """
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,9 @@ from xckpt.mapping.traced import leaf
 
 VERSION = 1
 """Version of the mapping file's form."""
+
+RESOLVED = 0.6
+"""The part of the time of `LeafMapping.check` that usually goes before the proof."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -54,7 +57,7 @@ class LeafMapping:
     """In any order: no leaf may be matched by two of them."""
 
     following: LeafMapping | None
-    """The next step, on what the rules make; see `then`."""
+    """The next step, on the leaves that the rules make; see `then`."""
 
     def __init__(self, rules: Iterable[Rule] = (), following: LeafMapping | None = None) -> None:
         object.__setattr__(self, "rules", tuple(rules))
@@ -66,7 +69,7 @@ class LeafMapping:
         return back if self.following is None else self.following.inverse().then(back)
 
     def then(self, following: LeafMapping) -> LeafMapping:
-        """This mapping, and another one on what it makes; no leaf is made in between.
+        """This mapping followed by another one; no intermediate leaf is made.
 
         Example:
             >>> from xckpt.mapping.operations import Transpose
@@ -80,10 +83,10 @@ class LeafMapping:
         return LeafMapping(self.rules, last)
 
     def accept(self, *texts: str) -> LeafMapping:
-        """This mapping with what its rules assume accepted.
+        """This mapping with the assumptions of its rules accepted.
 
         Args:
-            texts: parts of what is accepted; by default everything is.
+            texts: parts of the texts that are accepted; by default all are.
 
         Example:
             >>> rule = Rule("wq.weight", "query/kernel", assumes="the rotary order is one")
@@ -120,59 +123,76 @@ class LeafMapping:
                 [f"{_some(rules)}: {reason}" for reason, rules in by_reason.items()],
             )
 
-    def resolve(self, source: object, wanted: object = None) -> ResolvedMapping:
+    def resolve(
+        self,
+        source: object,
+        wanted: object = None,
+        *,
+        progress: Callable[[float], None] | None = None,
+    ) -> ResolvedMapping:
         """The target leaves that a source of these shapes gives, and the copies that make them.
 
         Args:
             source: `TensorSpec` by mapping name, or a tree of anything with shape and dtype.
             wanted: the target, likewise. It decides only which optional names and which constants
-                are made; where it is not known, constants are made and optional names are not.
+                are made; without it, constants are made and optional names are not.
+            progress: called now and then with the part of the work that is done, from 0 to 1.
 
         Raises:
             MappingError: rules are ambiguous, lack a leaf, make one twice, or do not fit the
                 shapes; all problems are listed.
         """
         target = None if wanted is None else specs_of(wanted)
-        resolution = self._resolution(specs_of(source), target)
+        resolution = self._resolution(specs_of(source), target, progress)
         if resolution.problems:
             summary = "the mapping does not fit the source"
             raise MappingError.listing(summary, resolution.problems)
         return resolution.resolved
 
-    def check(self, source: object, target: object) -> ResolvedMapping:
+    def check(
+        self, source: object, target: object, *, progress: Callable[[float], None] | None = None
+    ) -> ResolvedMapping:
         """Prove on shapes alone that the source makes up the target: nothing left, nothing twice.
 
         Args:
             source: `TensorSpec` by mapping name, or a tree of anything with shape and dtype.
             target: likewise.
+            progress: called now and then with the part of the work that is done, from 0 to 1.
 
         Raises:
             MappingError: what `resolve` raises, every source leaf that is not used, every target
                 leaf that is not made, every other shape or dtype, listed together.
         """
         wanted = specs_of(target)
-        resolution = self._resolution(specs_of(source), wanted)
+        resolution = self._resolution(specs_of(source), wanted, part_of(progress, 0.0, RESOLVED))
         resolved = resolution.resolved
-        problems = [*resolution.problems, *problems_with(resolved, wanted, resolution.failed)]
+        proving = part_of(progress, RESOLVED, 1.0)
+        faults = problems_with(resolved, wanted, resolution.failed, progress=proving)
+        problems = [*resolution.problems, *faults]
         if problems:
             raise MappingError.listing("the mapping does not fit", problems)
         return resolved
 
     def _resolution(
-        self, source: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec] | None
+        self,
+        source: Mapping[str, TensorSpec],
+        wanted: Mapping[str, TensorSpec] | None,
+        progress: Callable[[float], None] | None = None,
     ) -> Resolution:
         if "" in source:
             raise MappingError("a mapping takes leaves by name: the source is one leaf without one")
         resolution = Resolution(source, {name: leaf(name, spec) for name, spec in source.items()})
-        step: LeafMapping | None = self
-        while step is not None:
-            resolution.take(step.rules, wanted if step.following is None else None)
-            step = step.following
+        steps: list[LeafMapping] = [self]
+        while steps[-1].following is not None:
+            steps.append(steps[-1].following)
+        for number, step in enumerate(steps):
+            part = part_of(progress, number / len(steps), (number + 1) / len(steps))
+            resolution.take(step.rules, None if step.following else wanted, part)
         return resolution
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> LeafMapping:
-        """The mapping that a parsed TOML document stands for.
+        """The mapping in a parsed TOML document.
 
         Raises:
             MappingError: a field is missing, unknown or wrong.
@@ -195,7 +215,7 @@ class LeafMapping:
             raise MappingError.listing("the mapping's rules are wrong", problems)
         following = document.get("then")
         if following is not None and not is_table(following):
-            raise MappingError("what follows is a table with rules of its own: [[then.rule]]")
+            raise MappingError("then is a table with rules of its own: [[then.rule]]")
         return cls(parsed, None if following is None else cls.from_document(following))
 
     def to_document(self) -> dict[str, Any]:
@@ -211,14 +231,14 @@ class LeafMapping:
         """Read a mapping from a TOML file.
 
         Raises:
-            MappingError: the file is no TOML, or no mapping.
+            MappingError: the file is not TOML, or no mapping.
             OSError: it cannot be read.
         """
         with open(path, "rb") as file:
             try:
                 return cls.from_document(tomllib.load(file))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise MappingError(f"{os.fspath(path)} is no TOML: {error}") from error
+                raise MappingError(f"{os.fspath(path)} is not TOML: {error}") from error
             except MappingError as error:
                 raise MappingError(f"{os.fspath(path)}: {error}", error.problems) from error
 
@@ -226,6 +246,20 @@ class LeafMapping:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             file.write(tomli_w.dumps(self.to_document()))
+
+
+def part_of(
+    progress: Callable[[float], None] | None, start: float, end: float
+) -> Callable[[float], None] | None:
+    """What a part of some work reports to: from ``start`` to ``end`` of the whole.
+
+    Example:
+        >>> part_of(print, 0.5, 1.0)(0.5)
+        0.75
+    """
+    if progress is None:
+        return None
+    return lambda part: progress(start + (end - start) * part)
 
 
 def _some(rules: Sequence[Rule]) -> str:

@@ -33,7 +33,7 @@ class RuleInstance:
 
 @dataclass(slots=True)
 class Matches:
-    """The instances of all rules, and what is left over."""
+    """The instances of all rules, and the leaves and rules left over."""
 
     instances: list[RuleInstance] = field(default_factory=list[RuleInstance])
     unused: list[str] = field(default_factory=list[str])
@@ -50,7 +50,7 @@ class Matches:
         self.failed.append(rule)
 
     def share(self, name: str, takers: Sequence[Rule]) -> None:
-        """Note which rules take a leaf, if that is not just one."""
+        """Note the rules that take a leaf, if there is not exactly one."""
         if not takers:
             self.unused.append(name)
         elif len(takers) > 1:

@@ -1,7 +1,7 @@
 """Mapping names: what rules call the leaves of a tree, whether it is nested or flat.
 
 1. A mapping name is the key path joined with ``/``, each key as its text: the int key 0 and the
-   string "0" are one, since a layer's number is the one here and the other there.
+   string "0" are equal, since a layer's number is an int in one framework and a string in another.
 2. Inside a key, ``%`` and ``/`` become ``%25`` and ``%2F``.
 3. `by_mapping_name` turns leaf names into mapping names; two leaves of one name are refused.
 4. `specs_of` has the shapes and dtypes of a tree's arrays by mapping name.
@@ -72,7 +72,7 @@ def by_mapping_name(leaf_names: Iterable[str]) -> dict[str, str]:
 def specs_of(tree: object) -> dict[str, TensorSpec]:
     """Mapping name -> shape and dtype of every array of a tree.
 
-    Leaves that are no arrays of the format's dtypes (numbers, texts, JAX's random keys) are left
+    Leaves that are not arrays of the format's dtypes (numbers, texts, JAX's random keys) are left
     out.
 
     Args:

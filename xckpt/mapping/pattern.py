@@ -1,4 +1,4 @@
-"""Names with typed indices: how one rule speaks of many leaves.
+"""Names with typed indices, so that one rule covers many leaves.
 
 A pattern is anchored: it matches a whole name or not at all. In braces stand
 
@@ -6,8 +6,8 @@ A pattern is anchored: it matches a whole name or not at all. In braces stand
 - ``{layer+1}``, ``{6*block+5}``, ``{6*block+local}``: a number that is affine in indices,
 - ``{rest...}``: any text of at least one character, "/" and "." included.
 
-Everything else is literal; ``{{`` and ``}}`` are braces. An index that stands alone in some place
-is read off there; one that only stands in sums is found by trying the values of its stated range.
+Everything else is literal; ``{{`` and ``}}`` are braces. An index that stands alone somewhere is
+read there; an index that only stands in sums is found by trying the values of its stated range.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ class Pattern:
     @classmethod
     @functools.lru_cache(maxsize=4096)
     def parse(cls, text: str) -> Pattern:
-        """The pattern that ``text`` writes.
+        """The parsed pattern of ``text``.
 
         Raises:
-            MappingError: braces do not close, or what stands between them is no index.
+            MappingError: braces do not close, or what stands between them is not an index.
         """
         parts = _parts(text)
         indices = dict.fromkeys(name for part in parts for name in _names(part))
@@ -161,9 +161,8 @@ class Pattern:
 
     @property
     def skeleton(self) -> tuple[str, tuple[str | None, ...]] | None:
-        """What every matching name has: its skeleton, and its runs of digits (None: any).
-
-        None where the pattern has a text.
+        """The skeleton and runs of digits (None: any) of every matching name. None if the pattern
+        has a text.
         """
         if self.texts:
             return None
@@ -212,7 +211,7 @@ class Pattern:
 
 
 def _parts(text: str) -> tuple[Part, ...]:
-    """The parts that a pattern's text writes."""
+    """The parts of a pattern's text."""
     parts: list[Part] = []
     end = 0
     for token in _TOKEN.finditer(text):

@@ -7,8 +7,8 @@
 
 The covers are proven from the copies alone, so a fault in an operation would be found too. A copy's
 axes move along one dimension each, so it writes a product of index sets, one for each dimension.
-Two kinds of axes are taken apart, value by value: one that moves along several dimensions, and one
-that moves nowhere, which writes every element again. `copies_fault` then goes on:
+Two kinds of axes are split up, value by value: one that moves along several dimensions, and one
+that moves nowhere, which writes every element again. Then `copies_fault` continues:
 
 1. In each dimension, the indices that the same sets hold are one class, so a set is a few runs of
    classes. Where all sets are intervals the classes are what lies between their ends.
@@ -19,7 +19,7 @@ that moves nowhere, which writes every element again. `copies_fault` then goes o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, pairwise, product
 from operator import itemgetter
 
@@ -41,25 +41,41 @@ Run = tuple[int, int]
 """First index and length."""
 
 
+PARTS_DONE = (0.05, 0.1, 0.4, 1.0)
+"""Which part of the time of a proof has usually passed after each of its parts."""
+
+
 def problems_with(
     resolved: ResolvedMapping,
     target: Mapping[str, TensorSpec],
     failed: Sequence[Rule] = (),
     *,
     all_used: bool = True,
+    progress: Callable[[float], None] | None = None,
 ) -> list[str]:
-    """All that keeps a resolved mapping from making just these leaves of all of its source.
+    """Everything that keeps a resolved mapping from making exactly these leaves from all of its
+    source.
 
-    Leaves of rules that failed are not blamed a second time. Without ``all_used``, source leaves
-    that no rule takes are no fault.
+    Args:
+        resolved: the mapping on the source.
+        target: the leaves that are wanted.
+        failed: rules that failed; their leaves are not blamed a second time.
+        all_used: whether a source leaf that no rule takes is a fault.
+        progress: called with the part of the proof that is done.
     """
     failed = list(dict.fromkeys(failed))
-    return [
-        *_misfits(resolved, target, failed),
-        *_unmade(resolved, target, failed),
-        *_target_faults(resolved),
-        *_source_faults(resolved, failed, all_used),
-    ]
+    faults = (
+        _misfits(resolved, target, failed),
+        _unmade(resolved, target, failed),
+        _target_faults(resolved),
+        _source_faults(resolved, failed, all_used),
+    )
+    problems: list[str] = []
+    for some, done in zip(faults, PARTS_DONE, strict=True):
+        problems += some
+        if progress is not None:
+            progress(done)
+    return problems
 
 
 def _whole(spec: TensorSpec) -> str:
@@ -128,7 +144,7 @@ def _uses(resolved: ResolvedMapping) -> dict[str, list[Use]]:
         for copy in copies:
             (aliases if copy.alias else uses)[copy.source].append((copy, user))
     for name, others in aliases.items():
-        # The first of tied names may be one that is not wanted: then the next one counts.
+        # The first of tied names may be unwanted: then the next one counts.
         if name not in uses:
             uses[name] = [use for use in others if use[1] == others[0][1]]
     return uses
@@ -212,7 +228,7 @@ def _is_whole(whole: Box, copy: StridedCopy) -> bool:
 
 
 def _products(copy: StridedCopy) -> Iterator[tuple[IndexSet, ...]]:
-    """What a copy writes, as products of a set for each dimension."""
+    """The elements that a copy writes, as products of a set for each dimension."""
     axes: list[list[tuple[int, int]]] = [[] for _ in copy.target_offsets]
     for axis, (size, row) in enumerate(zip(copy.sizes, copy.target_strides, strict=True)):
         moving = [d for d, step in enumerate(row) if step]

@@ -1,4 +1,4 @@
-"""Running a mapping's rules on shapes: which target leaves they make, and out of what.
+"""Running a mapping's rules on shapes: the target leaves that they make, and from which sources.
 
 1. `match_rules` shares the source leaves out among the rules.
 2. Each instance of a rule runs its operations on traced tensors.
@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from xckpt.core.geometry.box import Box, Boxes
@@ -26,6 +26,12 @@ from xckpt.mapping.traced import Bundle, Slot, Traced
 
 SHOWN_LEAVES = 4
 """Leaves of one instance that a message names."""
+
+MATCHED = 0.6
+"""The part of the time of a step that usually goes into sharing out the leaves."""
+
+REPORTED = 1000
+"""After so many instances progress is reported."""
 
 MANY_COPIES = 8
 """From this many copies on, their boxes are compared at once, as columns."""
@@ -45,9 +51,9 @@ class ResolvedMapping:
     copies: Mapping[str, tuple[StridedCopy, ...]]
     """Target leaf -> copies that cover it."""
     assertions: tuple[Assertion, ...] = ()
-    """What must hold in the data; check it before anything is written."""
+    """Assertions on the data, to be checked before anything is written."""
     dropped: tuple[Traced, ...] = ()
-    """Tensors made of the source that are left out unchecked."""
+    """Tensors made from the source that are dropped unchecked."""
     lossy: tuple[Lossy, ...] = ()
     """The lossy steps, with their bounds."""
     unused: tuple[str, ...] = ()
@@ -59,7 +65,7 @@ class ResolvedMapping:
     _boxes: dict[str, Boxes] = field(default_factory=dict[str, Boxes], compare=False, repr=False)
 
     def copies_into(self, name: str, box: Box) -> tuple[StridedCopy, ...]:
-        """The copies of just the elements of a box of a target leaf.
+        """The copies restricted to a box of a target leaf.
 
         Offsets stay relative to the whole leaf. Only copies whose bounding box meets the box are
         restricted.
@@ -81,7 +87,7 @@ class ResolvedMapping:
 
 @dataclass(slots=True)
 class Resolution:
-    """The leaves that rules made, step by step, and what kept them from making more."""
+    """The leaves that rules made, step by step, and the problems."""
 
     source: Mapping[str, TensorSpec]
     """Every leaf of the source."""
@@ -118,19 +124,27 @@ class Resolution:
             makers=self.makers,
         )
 
-    def take(self, rules: Sequence[Rule], wanted: Mapping[str, TensorSpec] | None) -> None:
+    def take(
+        self,
+        rules: Sequence[Rule],
+        wanted: Mapping[str, TensorSpec] | None,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
         """Run the rules of one step on the leaves of the step before.
 
         Args:
             rules: in any order.
             wanted: the target's leaves, if they are known and this is the last step.
+            progress: called now and then with the part of the step that is done.
         """
         leaves, self.made, self.makers = self.made, {}, {}
         matches = match_rules(rules, leaves)
         self.idle += matches.idle
         self.problems += matches.problems
         self.failed += matches.failed
-        for instance in matches.instances:
+        for number, instance in enumerate(matches.instances, 1):
+            if progress is not None and number % REPORTED == 1:
+                progress(MATCHED + (1 - MATCHED) * number / len(matches.instances))
             try:
                 targets = _targets(instance, leaves, self.trace, wanted)
             except MappingError as error:
@@ -200,10 +214,8 @@ def _targets(
 def _without_unwanted(
     possible: Sequence[tuple[str, str, Traced]], rule: Rule, wanted: Mapping[str, TensorSpec] | None
 ) -> list[tuple[str, Traced]]:
-    """The leaves that stay, as (name, tensor).
-
-    Optional ones stay where they are wanted. Where the target is not known and all are optional,
-    those of the first pattern carry the data.
+    """The leaves that stay, as (name, tensor). Optional ones stay if they are wanted. If the target
+    is not known and all are optional, those of the first pattern carry the data.
 
     Args:
         possible: (pattern, name, tensor) of each leaf that the rule can make.

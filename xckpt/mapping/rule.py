@@ -1,7 +1,6 @@
-"""A rule: the leaves that it takes, the operations on them, the leaves that it makes.
-
-Indices that stand on both sides make the rule speak of many leaves at once: one *instance* for each
-of their values. An index of the source alone is stacked, one of the target alone unstacked.
+"""A rule: the leaves that it takes, the operations on them, the leaves that it makes. With indices
+on both sides the rule covers many leaves at once: one *instance* for each of their values. An index
+of the source alone is stacked, one of the target alone unstacked.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from xckpt.mapping.operations.base import (
 from xckpt.mapping.pattern import Pattern
 
 SHOWN_NAMES = 6
-"""Names of one side that a rule spells out where it is shown."""
+"""Names of one side that a printed rule shows."""
 
 _FIELDS = ("source", "target", "operations", "indices", "optional", "assumes")
 
@@ -49,9 +48,9 @@ class Rule:
     target: tuple[str, ...]
     """Patterns of the leaves that it gives; none for what is dropped."""
     operations: tuple[Operation, ...]
-    """What is done, in order."""
+    """The operations, in order."""
     indices: Mapping[str, range]
-    """Values of indices, where they are stated; a rule that matches at all must match them all."""
+    """Stated values of indices; a rule that matches at all must match all of them."""
     optional: tuple[str, ...]
     """Patterns of `source` or `target` whose leaves may be absent. As a source such a leaf is tied
     to others that are there; as a target it is made only where it is wanted."""
@@ -154,7 +153,7 @@ class Rule:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Rule:
-        """The rule that a table of a mapping file stands for.
+        """The rule in a table of a mapping file.
 
         Raises:
             MappingError: a field is missing, unknown or of another type.
@@ -239,7 +238,7 @@ def _range(name: str, values: object) -> range:
     else:
         raise MappingError(f"index {name}: a range is [start, stop] or [start, stop, step]")
     if stated.start < 0 or stated.step < 1 or not stated:
-        raise MappingError(f"index {name}: {stated} is no range of whole numbers from 0 up")
+        raise MappingError(f"index {name}: {stated} is not a range of whole numbers from 0 up")
     return stated
 
 

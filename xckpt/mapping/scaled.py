@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 _ENDINGS = ("_scale_inv", "_scale", "_scales", ".scale", "/scale")
-"""What follows a weight's name in that of its scales (fp8 blocks, compressed tensors)."""
+"""Suffix of a weight's name that gives the name of its scales (fp8 blocks, compressed tensors)."""
 _SIBLINGS = {
     "qweight": ("scales",),
     "weight": ("SCB", "weight_scale", "weight_scale_inv", "scales"),

@@ -1,7 +1,7 @@
-"""Where the parts of a pattern lie in a name: in time linear in the name, whatever it holds.
+"""Where the parts of a pattern lie in a name, in time linear in the name.
 
-A regular expression with several texts tries every way to share a name out among them, and names
-are a checkpoint's. Here no way is tried:
+A regular expression with several texts tries every way to divide a name among them, and names come
+from untrusted checkpoints. Here nothing is tried:
 
 1. `_ends` goes through the parts from the last to the first. It keeps the positions from which the
    parts behind match the rest of the name, as the bits of an int.
@@ -23,7 +23,7 @@ MOST_DIGITS = 1000
 
 
 def spans(name: str, pieces: Sequence[Piece], *, longest: bool) -> list[str] | None:
-    """What stands in a name for each number and text; None if the name does not match.
+    """The part of a name for each number and text; None if the name does not match.
 
     Example:
         >>> pattern = [("text", None), ("literal", "."), ("text", None)]

@@ -19,7 +19,7 @@ whole tensor are each *one* such copy, and three things are easy:
 A copy whose source is "" writes a constant: `value`, or, where its source side has one dimension,
 `value` plus the index in that dimension (what ``arange`` gives).
 
-What changes values on the way is `Arithmetic`: cast, scale, divide, add. Whatever the element type,
+`Arithmetic` changes values on the way: cast, scale, divide, add. Whatever the element type,
 a step computes in float32 (in float64 for float64, in the complex type for a complex one) and
 rounds once to the type that it states. So a result depends neither on where a tensor was cut nor on
 who computed it.
@@ -46,7 +46,7 @@ Strides = tuple[Ints, ...]
 StepKind = Literal["cast", "scale", "divide", "add"]
 
 _INVERSES: dict[StepKind, StepKind] = {"scale": "divide", "divide": "scale"}
-"""Steps that another kind undoes; the others are of the kind that undoes them."""
+"""Kind of a step -> the kind that undoes it; any other kind undoes itself."""
 _FUNCTIONS = {"scale": np.multiply, "divide": np.divide, "add": np.add}
 
 
@@ -68,10 +68,10 @@ class Arithmetic:
     target: str
     """Element type that goes out."""
     number: float = 0.0
-    """The factor, the divisor or what is added; not used by a cast."""
+    """The factor, the divisor or the summand; not used by a cast."""
 
     def inverse(self) -> Arithmetic:
-        """The step back: as near to it as rounding allows."""
+        """The inverse step, up to rounding."""
         kind = _INVERSES.get(self.operation, self.operation)
         number = -self.number if self.operation == "add" else self.number
         return Arithmetic(kind, self.target, self.source, number)
@@ -130,7 +130,7 @@ class StridedCopy:
     target_strides: Strides
     """(k, rank of the target), likewise."""
     arithmetic: tuple[Arithmetic, ...] = ()
-    """What is computed on the way, in order; empty where bits are copied as they are."""
+    """Computations on the way, in order; empty if bits are copied unchanged."""
     value: complex = 0
     """The number that is written, where `source` is ""."""
     alias: bool = False
@@ -152,7 +152,7 @@ class StridedCopy:
         return bounds(self.sizes, self.target_offsets, self.target_strides)
 
     def turned(self) -> StridedCopy:
-        """The copy with its sides exchanged, whatever is computed on the way."""
+        """The copy with its sides exchanged; computations on the way are ignored."""
         return replace(
             self,
             source=self.target,
@@ -248,7 +248,7 @@ def _ends(sizes: Ints, offset: int, steps: Sequence[int]) -> tuple[int, int]:
 
 
 def restrict(copies: Iterable[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
-    """The copies of just those elements that go into a box of the target, exactly.
+    """The copies restricted to exactly the elements that go into a box of the target.
 
     Offsets stay relative to the whole target.
 

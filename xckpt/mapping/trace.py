@@ -1,4 +1,4 @@
-"""What operations record besides the tensors that they make, and copies cannot express.
+"""Records of operations that copies cannot express.
 
 1. Assertions: two tensors that must be equal in the data, or nothing is written.
 2. Lossy steps, with their bounds, and tensors that are left out unchecked.
@@ -17,7 +17,7 @@ from xckpt.mapping.traced import Traced
 PROJECTIONS = frozenset(
     ["q", "k", "wq", "wk", "qproj", "kproj", "toq", "tok", "query", "key", "queryproj", "keyproj"]
 )
-"""What the layers are called that make queries and keys."""
+"""Names of the layers that make queries and keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Assertion:
     """
 
     tensor: Traced
-    """What is read: tied weights but the first, a pad, a buffer that is dropped."""
+    """What is read: tied weights except the first, a pad, a dropped buffer."""
     expected: Traced
     """What it must equal: the first of the tied weights, or a constant."""
     reason: str
@@ -44,22 +44,22 @@ class Lossy:
     operation: str
     """The operation, as it prints."""
     bound: str
-    """The error of a value that was converted and converted back."""
+    """The error of a value after converting it and back."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """What operations record besides the tensors that they make."""
+    """The records of operations, besides the tensors that they make."""
 
     rule: str = ""
     """The rule whose operations run, as it prints."""
     wanted: TensorSpec | None = None
-    """What the target wants of the leaf that the rule makes, where only a constant makes it."""
+    """The target's spec of the leaf that the rule makes, if only a constant makes it."""
     ranges: Mapping[str, range] = field(default_factory=dict[str, range])
     """The stated ranges of that rule's indices."""
     assertions: list[Assertion] = field(default_factory=list[Assertion])
     dropped: list[Traced] = field(default_factory=list[Traced])
-    """Tensors that are left out unchecked."""
+    """Tensors that are dropped unchecked."""
     lossy: dict[Lossy, None] = field(default_factory=dict[Lossy, None])
     rotated: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     """An attention's container -> its projections -> rotated channels of each head."""

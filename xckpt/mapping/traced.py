@@ -1,9 +1,9 @@
 """Tensors on their way from source to target, and the bundles of them that operations work on.
 
-A `Traced` tensor has a shape and a dtype, and says by strided copies from which leaf each of its
-elements comes; the target of those copies is the tensor itself. Every function here makes one
-traced tensor of others by rewriting the target side of their copies, and never adds or loses an
-element unasked. The only hard one is `reshaped`:
+A `Traced` tensor has a shape, a dtype, and strided copies that give the source leaf of each of its
+elements; the target of those copies is the tensor itself. Every function here makes one traced
+tensor from others by rewriting the target side of their copies. The only complicated one is
+`reshaped`:
 
 1. Old and new dimensions are cut into the smallest runs of equal product; each run on its own.
 2. The old dimensions of a run become one: a flat index is affine in them, so every copy stays one.
@@ -16,7 +16,7 @@ element unasked. The only hard one is `reshaped`:
 A rule with one source has a bundle of one `Slot`; a rule that takes query, key and value has three.
 Where a rule's index is not in its target (layers that will be stacked), a slot holds a tensor for
 each value of the index: operations act on each of them, until `Stack` makes them one.
-`xckpt.mapping.trace` collects what copies cannot express.
+`xckpt.mapping.trace` records what copies cannot express.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xckpt.mapping.strided_copy import Arithmetic, Ints, StridedCopy, restrict
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A tensor whose elements are known by where they come from."""
+    """A tensor whose elements are known by their origin."""
 
     shape: Ints
     dtype: str
@@ -273,7 +273,7 @@ def _axis_split(copy: StridedCopy, axis: int, inner: int) -> StridedCopy:
 
 
 def _quotient_and_remainder(copy: StridedCopy, d: int, by: int) -> StridedCopy:
-    """`_divided` where no axis crosses a multiple of ``by`` but those that go in steps of it."""
+    """`_divided` if only axes that step by multiples of ``by`` cross a multiple of it."""
 
     def pair(index: Ints) -> Ints:
         return (*index[:d], index[d] // by, index[d] % by, *index[d + 1 :])

@@ -1,12 +1,13 @@
-"""What to say of a path at which no checkpoint is: what lies there or beside it instead.
+"""The message about a path without a checkpoint: what lies there or beside it instead.
 
 1. A folder of checkpoints (a run's root): the steps are listed.
 2. A save to the path that was cut off: its staging folder is named.
 3. A path that does not exist: checkpoints beside it, the likeliest first.
 4. A format that is not read (`xckpt.storage.foreign.unread`): its name, and what to do.
-5. Any other folder: some of the names in it.
+5. A path into a checkpoint: the checkpoint.
+6. Any other folder: some of the names in it.
 
-A bucket is asked for its keys, for `LISTING_SECONDS` at most: 1, 3 and 5 hold there too.
+A bucket is asked for its keys, for `LISTING_SECONDS` at most: 1, 3 and 6 hold there too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ def what_is_there(folder: Path) -> str:
         >>> what_is_there(Path("/nowhere/at/all"))
         '/nowhere does not exist'
     """
+    inside = _inside(folder)
+    if inside and not _checkpoints(folder.parent):
+        return inside
     if not folder.exists():
         return _beside(folder)
     steps = _checkpoints(folder)
@@ -57,7 +61,7 @@ def what_is_there(folder: Path) -> str:
 def what_keys_are_there(location: Location) -> str:
     """A clause on what is in a bucket, or beside it, instead of a checkpoint.
 
-    What the bucket does not list, or not in time, is not said.
+    Keys that the bucket does not list in time are not mentioned.
 
     Example:
         >>> what_keys_are_there(Location.parse("memory://nowhere/at/all"))
@@ -90,18 +94,27 @@ dict(numpy.load(path)) and save that with xckpt.save"
         first = opened.head(HEAD_BYTES)
     unread = unread_format(file.name, first)
     if not unread:
-        return f"{file} is a file, not a checkpoint folder"
+        inside = _inside(file)
+        return f"{file} is a file, not a checkpoint folder" + (f"; {inside}" if inside else "")
     return f"{file.parent / unread}" if file.parent.name else unread
+
+
+def _inside(path: Path) -> str:
+    """A clause on the checkpoint that a path leads into; empty if it leads into none."""
+    for above in path.parents:
+        if _is_file(above / MANIFEST):
+            return f"it lies in the checkpoint {above}: give that path, and leaves by their names"
+    return ""
 
 
 def _beside(folder: Path) -> str:
     parent = folder.parent
     if not parent.is_dir():
         missing = [path for path in folder.parents if not path.exists()]
-        return f"{missing[-1]} does not exist" if missing else f"{parent} is no folder"
+        return f"{missing[-1]} does not exist" if missing else f"{parent} is not a folder"
     if any(name.startswith(f".{folder.name}.saving-") for name in _names(parent)):
         return (
-            f"nothing is at the path yet: a save to it goes on, or was cut off before its commit "
+            f"nothing is at the path yet: a save to it is running or was cut off before its commit "
             f"({parent / f'.{folder.name}.saving-*'})"
         )
     others = _checkpoints(parent)
@@ -120,14 +133,14 @@ def _no_manifest(found: str = "") -> str:
 
 
 def _missing(name: str, others: list[str], path_of: Callable[[str], object]) -> str:
-    """What to say of a name that is not there, beside other checkpoints."""
+    """The message about a name that does not exist beside other checkpoints."""
     near = near_names(name, others, most=1)
     meant = f"; did you mean {path_of(near[0])}?" if near else ""
     return f"it does not exist; beside it: {_shown(others)}{meant}"
 
 
 def _keys(location: Location) -> list[str]:
-    """The keys below a place, if the store lists them soon."""
+    """The keys below a place, if the store lists them in time."""
     try:
         asked = open_store(location).list()
         return [key.decode() for key in asked.result(LISTING_SECONDS)]
@@ -155,7 +168,7 @@ def _checkpoints(folder: Path) -> list[str]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a file is there; what may not be looked at counts as none."""
+    """Whether a file is there; False if it may not be examined."""
     try:
         return path.is_file()
     except OSError:
@@ -168,7 +181,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _shown(names: list[str]) -> str:
-    """All names if they are few, else the first and the last."""
+    """All names if there are few, else the first and the last."""
     if len(names) <= SHOWN:
         return ", ".join(names)
     half = SHOWN // 2

@@ -1,7 +1,7 @@
-"""One zarr array of a checkpoint: how it is opened, what bools look like in it, and digests.
+"""One zarr array of a checkpoint: opening it, its bytes for bools, and digests.
 
 1. `open_array` has TensorStore open it on metadata made here. No zarr.json is read
-   (``assume_metadata``): what a checkpoint holds there is compared elsewhere, never trusted.
+   (``assume_metadata``): the checkpoint's own zarr.json is compared elsewhere, never trusted.
    Missing chunks are errors and chunks of zeros are stored: absence never means data.
 2. `digest_array` is the 16-byte XXH3-128 digest of a chunk's elements that lie inside the array. It
    is taken of the caller's memory before a write and of the destination after a read, in the thread
@@ -64,7 +64,7 @@ def _spec(
     *,
     runs: bool = False,
 ) -> ts.Spec:
-    """What arrays of one dtype, shape and grid have in common; parsing it takes a while."""
+    """The spec that arrays of one dtype, shape and grid share; parsing it takes a while."""
     metadata = array_metadata(dtype, shape, chunk, shard, codecs)
     del metadata["attributes"], metadata["storage_transformers"]
     if runs:
@@ -82,7 +82,7 @@ def _spec(
 
 
 def plain_bools(data: NDArray[np.generic]) -> NDArray[np.generic]:
-    """The same data, where bools have the bytes 0 and 1: a stored array has no others.
+    """The same data with bools as the bytes 0 and 1: stored arrays contain no others.
 
     Example:
         >>> plain_bools(np.array([0, 7], np.uint8).view(np.bool_)).view(np.uint8)

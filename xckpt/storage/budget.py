@@ -1,14 +1,15 @@
-"""What a call may take: threads within a budget of bytes, time, tries; and progress as it is done.
+"""The limits of a call: threads within a budget of bytes, time, tries; and its progress.
 
 1. `Pool.reserve` blocks until the bytes fit the budget. More bytes than the budget wait until
    nothing else is in flight.
 2. `Pool.submit` has a task run in a thread, within the budget. After the first failure nothing new
    is started.
-3. A `Reservation` is released with the last of the parts of what it was made for.
+3. A `Reservation` is released with the last part of its item.
 4. Leaving the ``with`` block waits for everything in flight and raises the first failure.
 5. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
    them busy, and Python threads would only compete for the interpreter.
-6. `Access` says how often and how long a storage is asked; `xckpt.storage.location.answer` waits by
+6. `SizedItems` are what a save writes, by the bytes that they take of the budget.
+7. `Access` says how often and how long a storage is asked; `xckpt.storage.location.answer` waits by
    it.
 """
 
@@ -17,32 +18,38 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
+from xckpt.core.geometry.grid import Int64s
+from xckpt.core.plan.items import WriteItem, WriteItems
+from xckpt.engine.ranks.alive import WORK
 from xckpt.options import StorageOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
 
 FEW_PROCESSORS = 4
-"""Up to this many, TensorStore's threads leave none to spare. Measured on 2 only."""
+"""With up to this many processors, TensorStore's threads use all of them. Measured on 2 only."""
 
 IN_FLIGHT = 256
-"""Small objects on their way at a time: after one has failed, so many are waited for."""
+"""Small objects in flight at a time: after a failure at most this many are waited for."""
 
 RETRIES: Final = 16
 """How often a bucket is asked again; at half of all answers 503, one of 100,000 requests fails."""
 REQUEST_SECONDS: Final = 60.0
 CLEANUP_SECONDS: Final = 1.5
-"""How long what was written may be removed for, once the time of a call is over."""
+"""How long the removal of written objects may take once the time of a call is over."""
 
 
 @dataclass(slots=True)
 class Access:
     """How often and how long a storage is asked in one call of the user's.
 
-    The time of a call begins with `start`; where it was not called, `timeout` counts for each wait.
+    The time of a call begins with `start`; without that call, `timeout` counts for each wait.
 
     Example:
         >>> access = Access(timeout=5.0)
@@ -55,9 +62,9 @@ class Access:
     timeout: float = math.inf
     request_timeout: float = REQUEST_SECONDS
     concurrency: int = 0
-    """0 for what suits the storage."""
+    """0 for the storage's default."""
     until: float = math.inf
-    """When the time of the call is over, by `time.monotonic`."""
+    """When the time of the call ends, by `time.monotonic`."""
     heard: float = 0.0
     """When the storage answered last."""
 
@@ -80,12 +87,12 @@ class Access:
         self.until = time.monotonic() + self.timeout
 
     def clean_up(self) -> None:
-        """What was written is to be removed now, for which there is always some time."""
+        """Begin to remove what was written; there is always some time for that."""
         self.until = max(self.until, time.monotonic() + CLEANUP_SECONDS)
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no time left, or the storage was found dead."""
+        """Whether no time is left, or the storage counts as dead."""
         return time.monotonic() >= self.until
 
     @property
@@ -95,7 +102,7 @@ class Access:
 
 
 def share_of(memory_bytes: int, ranks: int, taken: int = 0) -> int:
-    """What a rank may have in flight of its host's budget; at least an eighth of its share.
+    """Bytes that a rank may have in flight of its host's budget; at least an eighth of its share.
 
     Args:
         memory_bytes: the budget of the host.
@@ -110,7 +117,54 @@ def share_of(memory_bytes: int, ranks: int, taken: int = 0) -> int:
     return max(share - taken, share // 8, 1)
 
 
-class Pool:
+class Budget:
+    """Bytes that threads may take together.
+
+    Example:
+        >>> budget = Budget(100)
+        >>> with budget.taken(70):
+        ...     budget.has_room(40)
+        False
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = max(1, budget)
+        self._used = 0
+        self._freed = threading.Condition()
+
+    @property
+    def failed(self) -> bool:
+        """Whether continuing, and so waiting, is pointless: never."""
+        return False
+
+    def reserve(self, size: int) -> None:
+        """Wait until ``size`` bytes fit the budget, and take them."""
+        with self._freed:
+            if not self.has_room(size):
+                self._freed.wait_for(lambda: self.has_room(size))
+            self._used += min(size, self.budget)
+
+    def has_room(self, size: int) -> bool:
+        """Whether `reserve` would not wait."""
+        return self._used + min(size, self.budget) <= self.budget or self.failed
+
+    def release(self, size: int) -> None:
+        """Give reserved bytes back."""
+        with self._freed:
+            self._used -= min(size, self.budget)
+            self._freed.notify_all()
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """``size`` bytes are taken in the ``with`` block."""
+        self.reserve(size)
+        try:
+            yield
+        finally:
+            self.release(size)
+
+
+class Pool(Budget):
     """A thread pool with a budget of bytes.
 
     Example:
@@ -122,37 +176,20 @@ class Pool:
     """
 
     def __init__(self, *, threads: int | None, budget: int) -> None:
-        self.budget = max(1, budget)
-        self._used = 0
-        self._freed = threading.Condition()
+        super().__init__(budget)
         self._failure: BaseException | None = None
         self.single = threads == 1
         """Whether there is one thread, the caller's."""
         self.alone = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
-        """Whether the caller should digest and wait itself, where that is all there is to do."""
-        self._executor = ThreadPoolExecutor(threads or default_threads(), "xckpt")
+        """Whether the caller should digest and wait itself, if nothing else is to be done."""
+        self._executor = ThreadPoolExecutor(
+            threads or default_threads(), "xckpt", WORK.set, (WORK.get(),)
+        )
 
     @property
     def failed(self) -> bool:
-        """Whether a task has failed, so that there is no point in going on."""
+        """Whether a task has failed, so that continuing is pointless."""
         return self._failure is not None
-
-    def reserve(self, size: int) -> None:
-        """Wait until ``size`` bytes fit the budget, and take them."""
-        with self._freed:
-            self._freed.wait_for(lambda: self.has_room(size))
-            self._used += min(size, self.budget)
-
-    def has_room(self, size: int) -> bool:
-        """Whether `reserve` would not wait."""
-        with self._freed:
-            return self._used + min(size, self.budget) <= self.budget or self.failed
-
-    def release(self, size: int) -> None:
-        """Give reserved bytes back."""
-        with self._freed:
-            self._used -= min(size, self.budget)
-            self._freed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """Note a failure, in a task or elsewhere: nothing new is started."""
@@ -192,7 +229,7 @@ class Pool:
         try:
             self._executor.shutdown(wait=True)
         except BaseException as interrupt:
-            # What the threads use is let go of next: first they must have ended.
+            # The caller releases next what the threads use: they must have ended first.
             self.fail(interrupt)
             self._executor.shutdown(wait=True)
             raise
@@ -218,19 +255,25 @@ class Reservation:
             self.pool.release(self.size)
 
 
+Watcher = Callable[[Progress], None] | bool | None
+"""The callback for progress; see `xckpt.LoadOptions`."""
+
+
 class ProgressCounter:
-    """Counts bytes from several threads and reports them to a callback, one call at a time.
+    """Counts bytes, or files, from several threads; a callback gets the progress, one call at a
+    time.
 
     Example:
         >>> counter = ProgressCounter(8, print)
         >>> counter.add(8)
-        Progress(done=8, total=8)
+        Progress(done=8, total=8, unit='bytes')
     """
 
-    def __init__(self, total: int, callback: Callable[[Progress], None] | bool | None) -> None:
+    def __init__(self, total: int, callback: Watcher, unit: str = "bytes") -> None:
         self.total = total
+        self._unit = unit
         self.done = 0
-        # True is made a progress bar by the call that knows what it is for.
+        # The call that knows its purpose turns True into a progress bar.
         self._callback = None if isinstance(callback, bool) else callback
         self._lock = threading.Lock()
 
@@ -240,9 +283,57 @@ class ProgressCounter:
             self.total += size
 
     def add(self, size: int) -> None:
-        """Count ``size`` more bytes."""
+        """Count ``size`` more bytes.
+
+        Raises:
+            RanksFailedError: other ranks were lost meanwhile: the work is in vain.
+        """
+        WORK.get().get_on()
         if self._callback is None:
             return
         with self._lock:
             self.done += size
-            self._callback(Progress(self.done, self.total))
+            self._callback(Progress(self.done, self.total, self._unit))
+
+
+class SizedItems:
+    """The items of a plan and the bytes of each; of columns an item is made when its turn comes.
+
+    Example:
+        >>> from xckpt.core.metadata import MetadataIndex
+        >>> from xckpt.core.plan.items import WriteItemType
+        >>> items = SizedItems([WriteItem(MetadataIndex("step"), WriteItemType.BYTE_IO)])
+        >>> items.sizes, next(items.chosen(np.array([0])))[1].index.fqn
+        (array([0]), 'step')
+    """
+
+    sizes: Int64s
+    """Bytes of the box of each, (n,); 0 of a value."""
+
+    def __init__(self, items: Sequence[WriteItem]) -> None:
+        self._items = items
+        if isinstance(items, WriteItems):
+            self.sizes = items.sizes()
+        else:
+            self.sizes = np.array([item.tensor_storage_size() or 0 for item in items], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def by_size(self, small: int) -> tuple[Int64s, Int64s]:
+        """The numbers of those with more bytes, the largest first, and of those with up to so many.
+
+        What has no bytes is in neither.
+        """
+        large = np.flatnonzero(self.sizes > small)
+        large = large[np.argsort(-self.sizes[large], kind="stable")]
+        return large, np.flatnonzero((self.sizes > 0) & (self.sizes <= small))
+
+    def chosen(self, numbers: Int64s) -> Iterator[tuple[int, WriteItem]]:
+        """The bytes of the items with these numbers, and the items, in their order."""
+        items = self._items
+        if isinstance(items, WriteItems):
+            chosen = items.chosen(numbers)
+        else:
+            chosen = (items[number] for number in numbers.data)
+        return zip(self.sizes[numbers].data, chosen, strict=True)

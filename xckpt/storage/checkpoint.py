@@ -32,20 +32,22 @@ from xckpt.storage.chunks.requests import FEWEST_CHUNKS, ChunkRequest, chunks_of
 from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.location import check_process
 from xckpt.storage.read_checkpoint import ZarrStorageReader
+from xckpt.storage.refusals import UNREADABLE
 from xckpt.storage.stored_array import StoredArray
 from xckpt.storage.stored_tree import Leaf, StoredTree
 
 MOST_PROBLEMS = 10_000
 """Damaged chunks that `Checkpoint.verify` lists."""
+NO_MORE = "the others were not looked at"
 AT_A_TIME = 1 << 12
-"""Chunks whose digests it has fetched before it begins them."""
+"""Chunks whose digests it fetches at a time."""
 
 MOST_DIGESTS = 8
 """How many times ``memory_bytes`` the digests may take: of 256 MiB those of 2**27 chunks."""
 
 
-class _Enough(Exception):
-    """`MOST_PROBLEMS` were found."""
+class _TooManyProblems(Exception):
+    """Raised once `MOST_PROBLEMS` were found."""
 
 
 class Checkpoint(StoredTree):
@@ -65,7 +67,8 @@ class Checkpoint(StoredTree):
     """
 
     format = "xckpt"
-    """What the checkpoint was written as; see `xckpt.load` for others that are read."""
+    """The format in which the checkpoint was written; see `xckpt.load` for the others that are
+    read."""
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         reader = ZarrStorageReader(path, options=options)
@@ -97,7 +100,6 @@ class Checkpoint(StoredTree):
             entry.name,
             entry.shape,
             entry.dtype,
-            self.chunk_source.arrays.get(name, ()),
             entry.sharding,
             entry.annotation,
             self.chunk_source,
@@ -105,7 +107,7 @@ class Checkpoint(StoredTree):
         )
 
     def close(self) -> None:
-        """Let go of the storage; nothing can be read any more, through its arrays neither."""
+        """Release the storage; nothing more can be read, through its arrays neither."""
         self.chunk_source.close()
 
     def __enter__(self) -> Self:
@@ -124,46 +126,59 @@ class Checkpoint(StoredTree):
         Returns:
             A problem, which prints as a line, for each thing that is wrong; empty if the
             checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
-            (a zarr.json) or ``"digests"``. After `MOST_PROBLEMS` damaged chunks no more are read.
+            (a zarr.json) or ``"digests"``, and ``"unreadable"`` for what the storage refused to
+            have read (no permission, an error of the disk): that may be whole. After
+            `MOST_PROBLEMS` chunks no more are read, and likewise of documents.
 
         Raises:
             LeafTooLargeError: the manifest claims so many chunks that their digests take more than
-                `MOST_DIGESTS` times ``memory_bytes``: to claim billions costs nothing. However
-                little memory there is, `FEWEST_CHUNKS` are allowed.
-            StorageError: the storage gave no answer in time, which says nothing of the checkpoint.
+                `MOST_DIGESTS` times ``memory_bytes``: a manifest of a few bytes can claim billions.
+                However little memory there is, `FEWEST_CHUNKS` are allowed.
+            StorageError: the storage gave no answer in time, which says nothing about the
+                checkpoint.
         """
         check_process()
         self._check_chunks()
         self.location.access.start()
         integrity = self.chunk_source.integrity
-        problems = integrity.altered_documents()
+        problems = integrity.altered_documents(MOST_PROBLEMS)
+        if len(problems) >= MOST_PROBLEMS:
+            text = f"{len(problems):,} zarr.json are altered or unreadable; {NO_MORE}"
+            problems.append(Problem(kind=problems[-1].kind, text=text))
+        kind = "digests"
         try:
             unusable = integrity.side_file_problem()
         except XckptError as error:
             self._refuse_silence(error)
+            kind = UNREADABLE if isinstance(error, StorageError) else kind
             unusable = str(error)
         if unusable:
             text = f"{unusable}; without it no chunk can be verified"
-            return [Problem(kind="digests", text=text), *problems]
-        damaged = self._damaged_chunks(progress)
-        if len(damaged) >= MOST_PROBLEMS:
-            text = f"{len(damaged):,} chunks are damaged; the others were not looked at"
-            damaged.append(Problem(kind="chunk", text=text))
-        return problems + sorted(damaged)
+            problems.insert(0, Problem(kind=kind, text=text))
+        else:
+            problems += self._problems_of_chunks(progress)
+        return problems
 
-    def _damaged_chunks(self, progress: Callable[[Progress], None] | None) -> list[Problem]:
-        damaged: list[Problem] = []
+    def _problems_of_chunks(self, progress: Callable[[Progress], None] | None) -> list[Problem]:
+        found = self._unverified_chunks(progress)
+        if len(found) >= MOST_PROBLEMS:
+            text = f"{len(found):,} chunks are damaged or unreadable; {NO_MORE}"
+            return [*sorted(found), Problem(kind=found[-1].kind, text=text)]
+        return sorted(found)
+
+    def _unverified_chunks(self, progress: Callable[[Progress], None] | None) -> list[Problem]:
+        found: list[Problem] = []
 
         def note(error: XckptError) -> None:
             self._refuse_silence(error)
-            damaged.extend(_problems_of(error))
-            if len(damaged) >= MOST_PROBLEMS:
-                raise _Enough
+            found.extend(_problems_of(error))
+            if len(found) >= MOST_PROBLEMS:
+                raise _TooManyProblems
 
         total = sum(prod(array.shape) * item_size(array.dtype) for array in arrays(self.manifest))
-        destinations: list[NDArray[np.generic]] = []  # Nothing is kept of what is read.
+        destinations: list[NDArray[np.generic]] = []  # What is read is not kept.
         with (
-            contextlib.suppress(_Enough),
+            contextlib.suppress(_TooManyProblems),
             ChunkWindow(
                 self.chunk_source,
                 destinations.__getitem__,
@@ -183,7 +198,7 @@ class Checkpoint(StoredTree):
                     note(error)
                     continue
                 window.submit_all(some)
-        return damaged
+        return found
 
     def _check_chunks(self) -> None:
         chunks, memory = count_chunks(self.manifest), self.options.memory_bytes
@@ -214,4 +229,5 @@ def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
 
 
 def _problems_of(error: XckptError) -> tuple[Problem, ...]:
-    return error.problems or (Problem.of(str(error)),)
+    kind = UNREADABLE if isinstance(error, StorageError) else ""
+    return error.problems or (Problem(kind=kind, text=str(error)),)

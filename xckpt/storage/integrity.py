@@ -2,15 +2,15 @@
 
 1. `Integrity.prepare` asks for the digests of the arrays that are about to be read.
 2. `Integrity.request_documents` starts reading zarr.json files and `check` compares them, byte for
-   byte, with what the manifest implies. No data depends on them, so reads need not wait.
-3. In a bucket each of these would cost a request, so that only `Integrity.altered_documents` reads
-   them. Arrays are opened with what the manifest implies, whatever their zarr.json says.
+   byte, with what the manifest implies. No data depends on them, so reads do not wait.
+3. In a bucket each of these would cost a request, so only `Integrity.altered_documents` reads them.
+   Arrays are opened with what the manifest implies, whatever their zarr.json says.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -32,6 +32,7 @@ from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_content
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import Places
+from xckpt.storage.refusals import UNREADABLE
 
 DOCUMENTS_IN_FLIGHT = 1024
 """Documents that are read at a time."""
@@ -61,12 +62,14 @@ class Integrity:
     """Of the checkpoint's chunks."""
     places: Places
     """Of its packed chunks."""
+    stored: bytes = b""
+    """The digest of the manifest as it is stored; empty if unknown."""
     _checked: set[str] = field(default_factory=set)
-    """Keys of the documents that are known to be right."""
+    """Keys of the documents that were compared already."""
 
     @contextlib.contextmanager
     def noticing_replacement(self) -> Iterator[None]:
-        """Tell damage from a checkpoint that was overwritten while it was read.
+        """Tell damage from the overwriting of a checkpoint while it is read.
 
         Raises:
             CheckpointReplacedError: another checkpoint is there now, or none.
@@ -77,12 +80,18 @@ class Integrity:
             with storage_errors(self.home):
                 present = answer(open_store(self.home).read(MANIFEST), self.home)
             with contextlib.suppress(ManifestError):
-                if present.state != "value" or parse(present.value, digest_bytes) != self.manifest:
+                if present.state != "value" or self._is_another(present.value):
                     raise CheckpointReplacedError(
                         f"{self.home} was replaced or removed while it was read; "
                         f"open it again to read what is there now"
                     ) from error
             raise
+
+    def _is_another(self, stored: bytes) -> bool:
+        """Whether the stored manifest is another one than this checkpoint's."""
+        if digest_bytes(stored) == self.stored:  # usually it is the same
+            return False
+        return parse(stored, digest_bytes) != self.manifest
 
     def prepare(self, wanted: Sequence[ZarrArray]) -> None:
         """Ask for the digests and places of arrays, once.
@@ -158,28 +167,43 @@ class Integrity:
             raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
         self._checked.update(each.key for each in requested)
 
-    def altered_documents(self) -> list[Problem]:
+    def altered_documents(self, most: int) -> list[Problem]:
         """A problem for each zarr.json of the checkpoint that is not what the manifest implies.
+
+        Of kind ``"document"``, or `UNREADABLE`. After ``most`` of them no more are read.
 
         Raises:
             StorageError: the storage gave no answer in time.
         """
-        problems: list[Problem] = []
-        leaves = {array.path: array.leaf for array in arrays(self.manifest)}
+        found: dict[str, tuple[str, str]] = {}
         for document in self._in_turn(documents(self.manifest)):
+            kind = "document"
             try:
                 problem = self._problem(document)
             except StorageError as error:
                 if self.root.access.is_over:
                     raise
-                problem = str(error)
+                kind, problem = UNREADABLE, str(error)
             if problem:
-                leaf, line = (
-                    leaves.get(document.key.removesuffix("/zarr.json")),
-                    f"{document.key}: {problem}",
-                )
-                problems.append(Problem(leaf, kind="document", text=problem, line=line))
-        return problems
+                found[document.key] = kind, problem
+            if len(found) >= most:
+                break
+        return self._of_documents(found)
+
+    def _of_documents(self, found: Mapping[str, tuple[str, str]]) -> list[Problem]:
+        """Problems of documents, kind and text by key, with the leaves that they are about."""
+        paths = {key.removesuffix("/zarr.json") for key in found}
+        every = arrays(self.manifest) if paths else ()
+        leaves = {array.path: array.leaf for array in every if array.path in paths}
+        return [
+            Problem(
+                leaves.get(key.removesuffix("/zarr.json")),
+                kind=kind,
+                text=text,
+                line=f"{key}: {text}",
+            )
+            for key, (kind, text) in found.items()
+        ]
 
     def _in_turn(self, expected: Iterable[tuple[str, bytes]]) -> Iterator[RequestedDocument]:
         """Documents that are being read, a limited number at a time."""
@@ -194,7 +218,7 @@ class Integrity:
         return [RequestedDocument(key, content, store.read(key)) for key, content in expected]
 
     def _problem(self, document: RequestedDocument) -> str:
-        """How a document is not, byte for byte, what is expected; empty if it is.
+        """How a document differs from the expected bytes; empty if it does not.
 
         Raises:
             StorageError: it cannot be read.

@@ -4,10 +4,9 @@
    is rebuilt from the path that the caller gave.
 2. `open_store` opens it as a TensorStore key-value store whose keys are relative to it.
 3. `storage_errors` turns what a store raises into a `StorageError` that says where and what to do
-   (`xckpt.storage.refusals`). It wraps the calls of a store and nothing else, so that what a
-   planner or a callback raises reaches the caller as it is.
-4. TensorStore's threads do not survive a fork, and it ends a forked process that uses it by an
-   abort. `check_process` raises an error before.
+   (`xckpt.storage.refusals`). It wraps the calls of a store and nothing else, so that errors of a
+   planner or a callback reach the caller unchanged.
+4. TensorStore aborts a forked process that uses it; `check_process` raises an error first.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ if sys.platform == "linux":
 import tensorstore as ts
 
 from xckpt.core.text.shown import readable_bytes
-from xckpt.errors import StorageError, XckptError
+from xckpt.engine.ranks.alive import WORK
+from xckpt.errors import PathError, StorageError, XckptError
 from xckpt.options import StorageOptions
 from xckpt.storage.budget import REQUEST_SECONDS, Access
 
 _UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
-"""TensorStore takes a backslash for a slash, and its specs carry UTF-8 only: Python has surrogates
-for other bytes."""
+"""TensorStore takes a backslash for a slash; its specs are UTF-8, which has no surrogates."""
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
+_SLIP = re.compile("(s3|gs|memory|hf|https?):/?(?!/)")  # it would be a local path
 ADDRESS_SPACE: Final = 1 << 30
-"""Bytes for stacks and memory of TensorStore's threads; most of it is never touched."""
+"""Address space for the stacks and memory of TensorStore's threads; most is never touched."""
 DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
-"""Between two tries, and TensorStore adds a random part. Its defaults (32 tries, up to 32 s apart)
-wait 15 minutes for a dead endpoint."""
+"""Delays between two tries. TensorStore's defaults wait 15 minutes for a dead endpoint."""
 REQUESTS: Final = 128
-"""Under way at a time in a bucket; TensorStore's own 32 take 2.5 times as long at 30 ms each."""
+"""Concurrent requests in a bucket; TensorStore's own 32 take 2.5 times as long at 30 ms each."""
 _STALL: Final = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
 """Seconds without a byte after which curl gives up a request; read once in a process."""
 
@@ -68,11 +67,11 @@ class Location:
     """The folder within the store, without a slash at the end; absolute for files."""
     bucket: str = ""
     unsynced: bool = False
-    """Whether local files are written without forcing them to disk; the writer does that later."""
+    """Whether local files are written without forcing them to disk; the writer syncs them later."""
     unlocked: bool = False
-    """Whether local files are written without locks, where a file system has none."""
+    """Whether local files are written without locks, because the file system has none."""
     access: Access = field(default_factory=Access, compare=False, repr=False)
-    """How long the storage is asked; shared by the places that are made of this one."""
+    """How long the storage is asked; shared by all locations derived from this one."""
 
     @classmethod
     def parse(cls, path: str | os.PathLike[str], options: StorageOptions | None = None) -> Location:
@@ -84,7 +83,7 @@ class Location:
 
         Raises:
             TypeError: neither a str nor a PathLike.
-            StorageError: no path, a URL without a bucket, or of a scheme that is not supported.
+            PathError: no path, a URL without a bucket, or of a scheme that is not supported.
             ValueError: a variable of the environment holds no number.
         """
         if isinstance(path, Location):
@@ -97,37 +96,39 @@ class Location:
         if not isinstance(text, str):
             raise TypeError(f"a path must be a str or a PathLike of str, not {type(text).__name__}")
         if not text:
-            raise StorageError("the path is empty; give . for the working folder")
+            raise PathError("the path is empty; give . for the working folder")
         scheme, separator, rest = text.partition("://")
         if not separator or "/" in scheme:
+            if _SLIP.match(text):
+                raise PathError(f"{text}: a URL has two slashes, as in s3://bucket/path")
             return cls._local(os.path.expanduser(text))
         first, _, below = rest.partition("/")
         if scheme == "file":
             if first not in ("", "localhost") or not below:
-                raise StorageError(f"{text}: a file URL has three slashes: file:///data/ckpt")
+                raise PathError(f"{text}: a file URL has three slashes: file:///data/ckpt")
             return cls._local(unquote(f"/{below}"))
         if scheme == "memory":
             return cls("memory", rest.strip("/"))
         if scheme in _BUCKETS:
             if not first:
-                raise StorageError(f"{text}: no bucket is named; give {scheme}://bucket/path")
+                raise PathError(f"{text}: no bucket is named; give {scheme}://bucket/path")
             return cls(_BUCKETS[scheme], below.strip("/"), first)
-        raise StorageError(
-            f"{text}: the scheme {scheme!r} is not supported; "
-            f"give a local path, or file://, memory://, s3:// or gs://"
+        raise PathError(
+            f"{text}: the scheme {scheme!r} is not supported; download it and give a local path, "
+            f"or give file://, memory://, s3:// or gs://"
         )
 
     @classmethod
     def _local(cls, path: str) -> Location:
         encoding = sys.getfilesystemencoding()
         if encoding != "utf-8" and not _is_utf8(path):
-            raise StorageError(
+            raise PathError(
                 f"{path!r}: this process names files in {encoding}, and TensorStore in UTF-8: "
                 f"run it with PYTHONUTF8=1, or in a locale of UTF-8"
             )
         if _UNUSABLE.search(path):
-            raise StorageError(
-                f"{path!r}: a path with a backslash, a NUL or bytes that are no UTF-8 "
+            raise PathError(
+                f"{path!r}: a path with a backslash, a NUL or bytes that are not UTF-8 "
                 f"cannot be used"
             )
         return cls("file", os.path.abspath(path))
@@ -148,12 +149,12 @@ class Location:
                 self.folder.mkdir(parents=True, exist_ok=True)
 
     def child(self, key: str) -> str:
-        """The place of a key, as people write it."""
+        """The place of a key, as text."""
         return f"{self}/{key}" if key else str(self)
 
     def store_spec(self) -> dict[str, object]:
         """TensorStore's spec of the key-value store at this folder."""
-        path = f"{self.path}/" if self.path else ""
+        path = self.path if self.path in ("", "/") else f"{self.path}/"
         spec: dict[str, object] = {"driver": self.driver, "path": path}
         if self.unsynced:
             spec["file_io_sync"] = False
@@ -185,7 +186,7 @@ class Location:
 
 
 def _is_utf8(path: str) -> bool:
-    """Whether Python gives a path the bytes that TensorStore gives it."""
+    """Whether Python and TensorStore encode a path to the same bytes."""
     try:
         return os.fsencode(path) == path.encode()
     except UnicodeEncodeError:
@@ -213,8 +214,8 @@ def _context(retries: int, concurrency: int) -> ts.Context:
     spec: dict[str, object] = {}
     for store in ("s3", "gcs"):
         spec[f"{store}_request_retries"] = {"max_retries": retries, **DELAYS}
-        # By default all contexts share one queue, and the requests of a call that has given up
-        # would hold its places.
+        # By default all contexts share one queue, which the requests of an abandoned call would
+        # fill.
         spec[f"{store}_request_concurrency"] = {"limit": concurrency or REQUESTS}
     if concurrency:
         spec["file_io_concurrency"] = {"limit": concurrency}
@@ -222,20 +223,20 @@ def _context(retries: int, concurrency: int) -> ts.Context:
 
 
 def forget_contexts() -> None:
-    """Have later calls wait behind no request of those that have given up."""
+    """Keep later calls from waiting behind requests of abandoned calls."""
     _context.cache_clear()
 
 
 @functools.cache
 def _base() -> ts.Context:
-    """What all contexts have in common; TensorStore starts with the first."""
+    """The context that all others extend; TensorStore starts with the first."""
     if sys.platform == "linux":
         _check_address_space()
     return ts.Context()
 
 
 def _check_address_space() -> None:
-    """Refuse to start TensorStore where it would end the process, for want of room for threads.
+    """Refuse to start TensorStore where its threads lack address space: it would end the process.
 
     Raises:
         StorageError: the limit of the process's address space is too near.
@@ -295,27 +296,26 @@ Answered = TypeVar("Answered", covariant=True)
 
 
 class Answer(Protocol[Answered]):
-    """What a storage will say: a future of TensorStore's."""
+    """The future answer of a storage; TensorStore's future has these methods."""
 
     def result(self, timeout: float | None = None) -> Answered:
         """Wait for it."""
         ...
 
     def cancel(self) -> bool:
-        """Do without it."""
+        """Give it up."""
         ...
 
 
 def answer(asked: Answer[Answered], where: Location) -> Answered:
-    """Wait for what a storage was asked, as long as the caller allows.
+    """Wait for a storage's answer, as long as the caller allows.
 
     Raises:
         StorageError: it gave no answer in time.
         OSError | ValueError | RuntimeError: it refused; see `storage_errors`.
     """
     access = where.access
-    left = access.left
-    over = time.monotonic() + left
+    over = time.monotonic() + (left := access.left)
     seconds = min(left, access.request_timeout / 2) if where.bucket else left
     try:
         said = asked.result(None if seconds == math.inf else seconds)
@@ -324,8 +324,8 @@ def answer(asked: Answer[Answered], where: Location) -> Answered:
 
         said = wait_on(asked, where, over)
     except CancelledError:
-        raise StorageError(f"{where}: given up, for another request had no answer") from None
-    access.heard = time.monotonic()
+        raise StorageError(f"{where}: given up, because another request had no answer") from None
+    access.heard = WORK.get().moved = time.monotonic()
     return said
 
 

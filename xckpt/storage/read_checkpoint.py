@@ -1,6 +1,6 @@
 """Reading a checkpoint through TensorStore, every byte verified.
 
-1. `read_metadata` fetches the manifest, on the coordinator; nothing else is believed unchecked.
+1. `read_metadata` fetches the manifest, on the coordinator, and checks it.
 2. `prepare_local_plan` tells the coordinator which chunks this rank wants and on which host it is.
 3. `prepare_global_plan` has chunks that several ranks of one host want read by one of them.
 4. `read_data` fetches digests and reads the chunks (`xckpt.storage.chunks.read_chunks`).
@@ -13,9 +13,12 @@ import io
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
+from operator import attrgetter, eq
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
@@ -88,14 +91,14 @@ class ZarrStorageReader:
         self.patience = PATIENCE
         """Seconds that a silent rank of this host is waited for."""
         self._may_share = False
-        """Whether other ranks load too and reads are to be shared with those of this host."""
+        """Whether other ranks load too and reads are shared with those of this host."""
         self._exchange: Exchange | None = None
         self.entries: Mapping[str, Entry] = {}
         """Leaf name -> what the manifest says of it."""
         self._parsed: tuple[bytes, Manifest] | None = None
         """The digest of a manifest's bytes, and what they hold."""
         self._requested: tuple[ReadItems, ReadItems, ChunkRequests] | None = None
-        """A plan's items, those of tensors, and the chunks that these need."""
+        """A plan's items, its tensor items, and the chunks that these need."""
 
     def read_metadata(self) -> bytes:
         """The manifest's bytes, checked.
@@ -125,6 +128,7 @@ class ZarrStorageReader:
         root = self.location.within(parsed.root)
         memory = self.options.memory_bytes
         self.source = ChunkSource(self.location, root, parsed, memory, self.host_ranks)
+        self.source.integrity.stored = digest_bytes(manifest)
         self._may_share = ranks > 1 and self.options.share_reads is not False
         self.entries = {leaf.name: leaf for leaf in parsed.leaves}
         return to_metadata(parsed, self.entries)
@@ -135,7 +139,7 @@ class ZarrStorageReader:
             wanted = self._shareable(plan) if self._may_share else []
         if not wanted:
             return plan
-        # Where there are no sockets, each rank reads for itself.
+        # Without sockets each rank reads for itself.
         with contextlib.suppress(OSError):
             far = FarRanks(self.patience) if self._between_hosts() else None
             self._exchange = Exchange(self.patience, far)
@@ -152,7 +156,7 @@ class ZarrStorageReader:
     def _shareable(self, plan: LoadPlan) -> list[int]:
         """The chunks that this rank wants and may get from others.
 
-        Packed ones are read in long ranges sooner than they are handed over one by one.
+        Packed ones are left out: reading long ranges is quicker than handing them over one by one.
         """
         requests = self._requests(plan)[1]
         return requests.numbers[requests.places == UNPACKED].tolist()
@@ -177,6 +181,21 @@ class ZarrStorageReader:
             return plans
         pairs = zip(plans, share_reads(announced), strict=True)
         return [replace(plan, storage_data=share) for plan, share in pairs]
+
+    def same_digests(self, one: str, other: str) -> bool:
+        """Whether two tensors are cut alike, and the digests of their chunks are equal."""
+        digests = self.source.integrity.digests
+        ours, theirs = (self.source.arrays[name] for name in (one, other))
+        grid = attrgetter("offset", "shape", "chunk")
+        if [*map(grid, ours)] != [*map(grid, theirs)]:
+            return False
+        with self.source.integrity.noticing_replacement():
+            digests.prepare([*ours, *theirs])
+            return all(map(eq, *(chain(*map(digests.blocks, some)) for some in (ours, theirs))))
+
+    def read_part(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
+        """Read a box of a tensor; see `xckpt.storage.chunks.read_chunks.read_box`."""
+        read_box(self.source, self.source.arrays[name], box, into, threads=self.options.threads)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Read and verify this rank's items.

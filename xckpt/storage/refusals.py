@@ -1,14 +1,15 @@
-"""What a storage refused, as an error that says where and what to do.
+"""Refusals of a storage, as errors that say where and what to do.
 
 TensorStore's Python binding has two classes for its statuses: ``UNIMPLEMENTED`` is a
 NotImplementedError, every other a ValueError. ``INVALID_ARGUMENT`` and ``UNIMPLEMENTED`` come
 without their name, the others begin with it (``NOT_FOUND: ...``). A wait that ends is a
-TimeoutError, which is an OSError; what C++ throws becomes a RuntimeError.
+TimeoutError, which is an OSError; an exception of C++ becomes a RuntimeError.
 
 1. `refusal` takes any of them. A bucket's answer is quoted without the XML or JSON around it
    (`_said`).
-2. `_advice` looks for what the storage is known to say, the most special first, in the whole
-   answer. It differs between a bucket and a local folder.
+2. `_advice` searches the whole answer for known messages, the most specific first. It differs
+   between a bucket and a local folder.
+3. A verification goes on behind what it cannot read, and lists it (`UNREADABLE`) beside damage.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import re
 from typing import Final, TypeAlias
 
 from xckpt.errors import StorageError
+
+UNREADABLE: Final = "unreadable"
+"""The kind of a problem that says nothing about what was saved: it could not be read."""
 
 StorageFailure: TypeAlias = OSError | ValueError | RuntimeError
 """What TensorStore and the system raise; NotImplementedError is a RuntimeError."""
@@ -111,7 +115,7 @@ expired, or there are none: get new ones (`aws sso login`, `gcloud auth applicat
 
 
 def is_permission(error: StorageFailure) -> bool:
-    """Whether a bucket says that these credentials may not do what was asked."""
+    """Whether a bucket refused for lack of permissions."""
     text = str(error)
     return "PERMISSION_DENIED" in text and _advice("s3://", error) == _advice(
         "s3://", ValueError("PERMISSION_DENIED")

@@ -1,13 +1,14 @@
 """The steps of a run in its root: listed, described by their manifests, removed.
 
-1. A step is a folder of the root with a step's name (`xckpt.core.run.names`) and a manifest, or
-   what another library has committed (`xckpt.core.run.foreign`). In a bucket one listing finds
-   them, in a local root one look at each folder of such a name.
+1. A step is a folder of the root with a step's name (`xckpt.core.run.names`) and a manifest, or a
+   checkpoint that another library has committed (`xckpt.core.run.foreign`). In a bucket one listing
+   finds them, in a local root one look at each folder of such a name. Where Orbax's manager holds
+   a checkpoint of xckpt, as the one item of a step, that is the step.
 2. `described` reads the manifests, many at a time, and takes from each what a record needs. A
    manifest that cannot be read stays a step, among the unreadable ones.
-3. `Remover` deletes in threads of its own (`xckpt.storage.commit.remove`): one takes the steps out
-   of sight, the other deletes their files, no faster than it may. Faults are logged, and what is
-   left is tried again.
+3. `Remover` deletes in threads of its own (`xckpt.storage.commit.remove`): one hides the steps, the
+   other deletes their files, no faster than allowed. Faults are logged, and remaining files are
+   tried again.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import tensorstore as ts
 
 from xckpt.core.manifest.codec import MAX_BYTES
 from xckpt.core.manifest.own_keys import MANIFEST
-from xckpt.core.run.foreign import foreign_format
+from xckpt.core.run.foreign import foreign_format, items_held
 from xckpt.core.run.names import step_number, steps_in
-from xckpt.core.run.record import StepRecord, read_record, tensor_bytes
+from xckpt.core.run.record import StepRecord, outlined, read_record
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import NotACheckpointError
 from xckpt.storage.array import digest_bytes
@@ -41,32 +42,20 @@ logger = logging.getLogger("xckpt")
 
 AT_ONCE: Final = 256
 """Manifests that are asked for at a time: a run may have thousands of steps."""
-AT_ONCE_BYTES: Final = 1 << 26
+AT_ONCE_BYTES: Final = 1 << 24
 """Bytes of local ones that are read at a time; a longer one is read alone."""
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True):
-    """What a listing of roots has found; it travels to all ranks."""
+    """The result of listing roots; it is sent to all ranks."""
 
     records: list[StepRecord] = []
     """In order."""
     unreadable: list[StepRecord] = []
-    """Steps whose manifest says nothing."""
+    """Steps whose manifest cannot be read."""
 
 
 prepare_structs(Steps)
-
-
-class _Tensor(msgspec.Struct):
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-
-
-class _Outline(msgspec.Struct):
-    """What a record needs of a manifest, which a load checks as a whole."""
-
-    leaves: list[_Tensor]
-    user: Any = None
 
 
 class _Sealed(msgspec.Struct):
@@ -77,7 +66,6 @@ class _Sealed(msgspec.Struct):
 
 
 _sealed: Final = msgspec.json.Decoder(_Sealed).decode
-_outline: Final = msgspec.json.Decoder(_Outline).decode
 
 
 class _Committed(NamedTuple):
@@ -85,6 +73,8 @@ class _Committed(NamedTuple):
     """Number -> folder name."""
     foreign: dict[str, str]
     """Name -> format, of steps that another library has written."""
+    items: dict[str, str]
+    """Name -> where its one item is, of a step of Orbax that holds a checkpoint of xckpt."""
 
 
 def committed_steps(root: Location) -> dict[int, str]:
@@ -95,8 +85,9 @@ def committed_steps(root: Location) -> dict[int, str]:
     Raises:
         StorageError: the storage refused.
     """
-    own, foreign = _committed(root)
-    return dict(sorted({**steps_in(foreign), **own}.items()))
+    own, foreign, items = _committed(root)
+    others = {number: items.get(name, name) for number, name in steps_in(foreign).items()}
+    return dict(sorted({**others, **own}.items()))
 
 
 def _committed(root: Location) -> _Committed:
@@ -110,7 +101,10 @@ def _committed(root: Location) -> _Committed:
         for name, paths in named.items()
         if MANIFEST not in paths and step_number(name) not in own
     }
-    return _Committed(own, {name: format for name, format in found.items() if format})
+    foreign = {name: format for name, format in found.items() if format}
+    held = {name: items_held(named[name]) for name, format in foreign.items() if format == "orbax"}
+    items = {name: f"{name}/{each[0]}" for name, each in held.items() if len(each) == 1}
+    return _Committed(own, foreign, items)
 
 
 def _below(root: Location) -> dict[str, Collection[str]]:
@@ -122,8 +116,8 @@ def _below(root: Location) -> dict[str, Collection[str]]:
             name, _, below = key.decode("utf-8", "replace").partition("/")
             found.setdefault(name, []).extend([below] if below else ())
         return dict(found)
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(folder):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
             if step_number(entry.name) is not None and not _is_alias(folder, entry):
                 found[entry.name] = _in_folder(folder / entry.name)
     return dict(found)
@@ -142,7 +136,8 @@ def _in_folder(step: Path) -> list[str]:
     with contextlib.suppress(OSError):
         found = [entry for entry in os.scandir(step) if entry.name != MANIFEST]
         names = [entry.name + "/" * entry.is_dir() for entry in found]
-        trees = [f"{name}_METADATA" for name in names if name.endswith("/")]
+        folders = [name for name in names if name.endswith("/")]
+        trees = [f"{name}{file}" for name in folders for file in ("_METADATA", MANIFEST)]
         return [".", *names, *(path for path in trees if (step / path).is_file())]
     return []
 
@@ -164,10 +159,13 @@ def described(root: Location, steps: Mapping[int, str]) -> Steps:
             continue
         try:
             record = _record(number, steps[number], manifest)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             unreadable.append(StepRecord(number, name=steps[number]))
         else:
-            linked = root.folder is not None and (root.folder / record.name).is_symlink()
+            with storage_errors(root):
+                linked = root.folder is not None and (root.folder / record.name).is_symlink()
+            if "/" in record.name:  # an item of Orbax, which no policy deletes
+                record = replace(record, format="orbax", time=None)
             records.append(replace(record, linked=linked))
     formats = _committed(root).foreign if lacking else {}
     records += [
@@ -181,7 +179,7 @@ def described(root: Location, steps: Mapping[int, str]) -> Steps:
 def _manifests(root: Location, steps: Mapping[int, str]) -> Iterator[tuple[int, bytes | None]]:
     """The manifests of steps, some at a time; None of a step that has none any more.
 
-    What is no manifest by its length or kind is given as no bytes, unread.
+    A file that by its length or kind cannot be a manifest is given as no bytes, unread.
     """
     with storage_errors(root):
         store = open_store(root)
@@ -215,17 +213,16 @@ def _record(number: int, name: str, manifest: bytes) -> StepRecord:
     if len(manifest) > MAX_BYTES:
         raise msgspec.DecodeError("the manifest is absurdly long")
     sealed = _sealed(manifest)
-    if digest_bytes(bytes(sealed.checkpoint)).hex() != sealed.digest:
+    if digest_bytes(memoryview(sealed.checkpoint)).hex() != sealed.digest:
         raise msgspec.DecodeError("the manifest was altered")
-    outline = _outline(sealed.checkpoint)
-    size = tensor_bytes((leaf.dtype, leaf.shape) for leaf in outline.leaves)
-    return read_record(number, name, outline.user, size)
+    size, user = outlined(sealed.checkpoint)
+    return read_record(number, name, user, size)
 
 
 class Remover:
     """Deletes steps of a root in the background, one after the other.
 
-    Each is out of sight first, however long those before it take.
+    Each is hidden at once, however long those before it take.
 
     Args:
         root: where they are.
@@ -241,7 +238,7 @@ class Remover:
         self._left: list[Hidden] = []
         """What could not be deleted yet."""
         self.gone: set[str] = set()
-        """Folder names of the steps that were deleted, or are out of sight."""
+        """Folder names of the steps that were deleted or hidden."""
 
     @property
     def names(self) -> set[str]:
@@ -259,7 +256,7 @@ class Remover:
         return self.run(lambda: self._sweep(hiding.result()), name)
 
     def run(self, task: Callable[[], object], name: str = "") -> Future[None]:
-        """Do anything else there."""
+        """Run any other task in that thread."""
         check_process()  # the threads are not in a forked child
         self._tasks = {task: name for task, name in self._tasks.items() if not task.done()}
         future = self._threads.submit(_done, task)
@@ -271,7 +268,7 @@ class Remover:
         self._wait(task for task, each in self._tasks.items() if each == name)
 
     def wait(self) -> None:
-        """Return when all is deleted, or could not be; meanwhile no rate holds."""
+        """Return when all is deleted, or could not be; the rate is lifted meanwhile."""
         self._wait(self._tasks)
 
     def _wait(self, tasks: Iterable[Future[None]]) -> None:
@@ -286,7 +283,7 @@ class Remover:
             self._pace.calm()
 
     def _hide(self, name: str) -> Hidden | None:
-        """Take a step out of sight; None if someone else has deleted it."""
+        """Hide a step; None if another process has deleted it."""
         hidden = None
         try:
             with contextlib.suppress(NotACheckpointError):
@@ -302,7 +299,7 @@ class Remover:
         return hidden
 
     def _sweep(self, hidden: Hidden | None) -> None:
-        """Delete what is out of sight."""
+        """Delete the files of a hidden step."""
         if hidden is None:
             return
         try:

@@ -1,11 +1,10 @@
-"""A storage that gives no answer: is it slow, or is it dead?
-
-`wait_on` goes on where `xckpt.storage.location.answer` has waited for half of `request_timeout`.
+"""A storage that gives no answer: is it slow, or is it dead? `wait_on` takes over when
+`xckpt.storage.location.answer` has waited for half of `request_timeout`.
 
 1. When the time of the call is over, that is an error.
-2. A bucket is asked for a byte of something small, by a request that waits behind no other and is
-   not made again. If that is not answered either within the other half, and no other request of
-   the call, the bucket counts as dead. Any answer will do, a refusal too.
+2. A bucket is asked for one byte of a small object, by a request that waits behind no other and is
+   not retried. If neither that nor any other request of the call is answered within the other half,
+   the bucket counts as dead. Any answer will do, a refusal too.
 3. Else it is only slow: many large requests share a thin line.
 """
 
@@ -22,7 +21,7 @@ from xckpt.storage.location import Answer, Answered, Location, check_process, fo
 
 
 def wait_on(asked: Answer[Answered], where: Location, over: float) -> Answered:
-    """Wait further for an answer.
+    """Continue to wait for an answer.
 
     Args:
         asked: what for.

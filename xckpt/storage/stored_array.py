@@ -2,8 +2,8 @@
 
 1. An index becomes boxes to read and their places (`xckpt.core.geometry.selection`).
 2. Each box is read through a window of chunks, in threads and within the budget of the options.
-3. A stored array that is pickled says where it is; the other process opens the checkpoint again,
-   once for all arrays, and refuses another one.
+3. A pickled stored array names its checkpoint; the other process opens that again, once for all
+   arrays, and refuses a different one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from xckpt.storage.read_checkpoint import ZarrStorageReader
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StoredArray:
-    """A tensor in a checkpoint. Indexing reads just what is picked, verified, into a NumPy array.
+    """A tensor in a checkpoint. Indexing reads only the selected elements, verified, into a NumPy
+    array.
 
     Indices are those of zarr-python: ints, slices, ``...``, a list or mask for one dimension;
     arrays for all dimensions pick single elements, as `vindex` does. Slices may have negative
@@ -58,8 +59,6 @@ class StoredArray:
     """The global shape, elements."""
     dtype_name: str
     """The format's name of the element type, such as ``"bfloat16"``."""
-    pieces: Sequence[ZarrArray]
-    """The zarr arrays that hold it."""
     sharding: Sharding | None
     """The sharding that wrote it."""
     annotation: str
@@ -67,13 +66,18 @@ class StoredArray:
     _options: LoadOptions
 
     @property
+    def pieces(self) -> Sequence[ZarrArray]:
+        """The zarr arrays that hold it; looked up on demand, since there may be many leaves."""
+        return self._source.arrays.get(self.name, ())
+
+    @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The NumPy dtype; of types that NumPy lacks that of ml_dtypes."""
+        """The NumPy dtype, or that of ml_dtypes for types that NumPy lacks."""
         return numpy_dtype(self.dtype_name)
 
     @property
     def label(self) -> str:
-        """The leaf name as messages have it: without control characters."""
+        """The leaf name for messages: without control characters."""
         return printable(self.name or "the root")
 
     @property
@@ -117,7 +121,7 @@ class StoredArray:
         Raises:
             IndexError: the index does not fit the shape.
             CorruptCheckpointError: a chunk is not what was saved.
-            LeafTooLargeError: there is no memory for so many elements.
+            LeafTooLargeError: there is not enough memory for the elements.
             StorageError: another save has replaced the checkpoint meanwhile.
         """
         whole_mask = isinstance(index, np.ndarray) and index.dtype == np.bool_ and index.ndim > 1
@@ -188,7 +192,7 @@ class StoredArray:
 
     def __reduce__(self) -> tuple[object, ...]:
         home, digests = str(self._source.home), self._source.manifest.digests
-        about = self.name, self.shape, self.dtype_name, self.pieces, self.sharding, self.annotation
+        about = self.name, self.shape, self.dtype_name, self.sharding, self.annotation
         return _reopened_array, (home, digests, replace(self._options, progress=None), about)
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
@@ -294,7 +298,7 @@ class Points:
 
 
 def _finished(axes: Sequence[AxisPicks], elements: NDArray[np.generic]) -> NDArray[np.generic]:
-    """The result in its final order; it does not keep memory of what a step passes over."""
+    """The result in its final order; elements skipped by a step keep no memory."""
     final = tuple(axis.final for axis in axes)
     result = np.asarray(elements[final])
     has_steps = any(isinstance(each, slice) and each.step not in (None, 1, -1) for each in final)
@@ -316,7 +320,7 @@ def _reopened(home: str, digests: str, options: LoadOptions) -> ChunkSource:
     return reader.source
 
 
-_About = tuple[str, Shape, str, Sequence[ZarrArray], Sharding | None, str]
+_About = tuple[str, Shape, str, Sharding | None, str]
 
 
 def _reopened_array(home: str, digests: str, options: LoadOptions, about: _About) -> StoredArray:

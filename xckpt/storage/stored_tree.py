@@ -35,8 +35,8 @@ ShardingRule: TypeAlias = Callable[[str, StoredArray], object]
 class StoredTree(Mapping[str, "Leaf | StoredTree"]):
     """The leaves below a name of a checkpoint, named from there: array or Python value.
 
-    Iteration gives leaf names. The name of a container is no item, but it can be asked for and
-    gives the `StoredTree` below it.
+    Iteration gives leaf names. The name of a container is not an item, but indexing by it gives the
+    `StoredTree` below it.
 
     Example:
         >>> import numpy as np, xckpt

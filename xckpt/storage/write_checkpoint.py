@@ -21,6 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import tensorstore as ts
 
 from xckpt.core.geometry.grid import GridOptions
@@ -30,23 +31,22 @@ from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS, PLACES
 from xckpt.core.manifest.rules import count_chunks, many_pieces
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import BriefData, SavePlan
+from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.layout import with_grids
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.save_checks import MANY_OBJECTS, check_objects
-from xckpt.core.storage import PlainStorageWriter
+from xckpt.core.storage import BriefData, PlainStorageWriter
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, share_of
-from xckpt.storage.chunks.orders import WriteOrders, Written
+from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, SizedItems, share_of
+from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
 from xckpt.storage.chunks.plain_files import write_file
 from xckpt.storage.chunks.units import (
     merged_digests,
     merged_values,
     orders_for,
     value_arrays,
-    value_entry,
 )
 from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
 from xckpt.storage.commit.keys import KeyStaging
@@ -61,7 +61,7 @@ ITEM_BYTES = 1 << 10
 """Memory that an item of the plan takes, without its elements: its box, array, digests, place."""
 
 WARN_OF_PIECES = 1 << 20
-"""From so many pieces on a save warns."""
+"""A save with more pieces than this warns."""
 
 
 class ZarrStorageWriter(PlainStorageWriter):
@@ -87,7 +87,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self.base = None if base is None else os.fspath(base)
         self.lasting = base is None
         self.shared_bytes = 0
-        """Bytes that this rank did not write, for they are shared with the base."""
+        """Bytes that this rank did not write because they are shared with the base."""
         given = self.options
         super().__init__(GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.cuts))
         self._base: Base | None = None
@@ -104,7 +104,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._written: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
         """Writes of documents and of the digest file."""
         self._begun: ChunkWrites | None = None
-        """The coordinator's chunks, for which digests that go to a bucket do not wait."""
+        """The coordinator's own chunks; digests that go to a bucket do not wait for them."""
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         """Reserve a place to write to, on the coordinator; where that is.
 
         Args:
-            staging: one that was begun already.
+            staging: one that has begun already.
             planned: the manifest as far as it is known.
 
         Raises:
@@ -131,10 +131,10 @@ class ZarrStorageWriter(PlainStorageWriter):
     def prepare_global_plan(
         self, plans: list[SavePlan], metadata: Metadata
     ) -> tuple[list[SavePlan], Metadata]:
-        """Choose grids where the planner did not, and write each rank's orders.
+        """Choose grids if the planner did not, and write each rank's orders.
 
         Raises:
-            ManifestError, PlanError: no reader would take it, or it is too many objects.
+            ManifestError, PlanError: no reader would accept it, or it has too many objects.
         """
         metadata = with_grids(metadata, self.storage_meta())
         planned = _planned(metadata, self.codecs, self.options, self._base)
@@ -146,13 +146,14 @@ class ZarrStorageWriter(PlainStorageWriter):
         given = orders_for(plans, orders, planned, base_orders)
         return [replace(p, storage_data=d) for p, d in zip(plans, given, strict=True)], metadata
 
-    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> SavePlan:
-        """The plan with its orders; see `OwnOrdersWriter`."""
-        from xckpt.storage.chunks.columns import own_orders
+    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> tuple[SavePlan, Metadata]:
+        """The plan with its orders, and what is known of the manifest; see `OwnOrdersWriter`."""
+        from xckpt.storage.chunks.columns import expected_metadata, own_orders
 
         metadata = with_grids(metadata, self.storage_meta())
         planned = _planned(metadata, self.codecs, self.options, None)
-        return replace(plan, storage_data=own_orders(plan, planned, self.target, self.codecs))
+        orders = own_orders(plan, planned, self.target, self.codecs)
+        return replace(plan, storage_data=orders), expected_metadata(planned, metadata)
 
     def _write_documents(
         self, contents: Iterable[tuple[str, bytes]], pool: Pool | None = None
@@ -192,8 +193,8 @@ class ZarrStorageWriter(PlainStorageWriter):
                 return self._write(plan, orders, planner)
 
     def _write(self, plan: SavePlan, orders: WriteOrders, planner: SavePlanner) -> Written:
-        items = [(item.tensor_storage_size() or 0, item) for item in plan.items]
-        progress = ProgressCounter(sum(size for size, _ in items), self.options.progress)
+        items = SizedItems(plan.items)
+        progress = ProgressCounter(int(items.sizes.sum()), self.options.progress)
         kind = ChunkWrites
         if orders.base is not None:
             from xckpt.storage.base.sharing import SharingWrites as kind
@@ -202,7 +203,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             writes = kind(orders, planner, progress, self.target, memory)
             closing.callback(writes.close)
             with Pool(threads=self.options.threads, budget=writes.memory_bytes) as pool:
-                for _, item in items:
+                for _, item in items.chosen(np.flatnonzero(items.sizes == 0)):
                     if item.tensor_data is None:
                         data = planner.resolve_data(item)
                         writes.write_value(*value_entry(item, data, self.options.chunk_bytes))
@@ -273,7 +274,7 @@ class ZarrStorageWriter(PlainStorageWriter):
 
 @contextlib.contextmanager
 def _explaining(target: Location, location: Location) -> Iterator[None]:
-    """Have failures of the storage say what they come from."""
+    """Explain failures of the storage."""
     try:
         yield
     except StorageError as error:
@@ -293,7 +294,7 @@ def _planned(
 
 
 def _check(planned: Manifest, target: Location, options: SaveOptions) -> None:
-    """Refuse what no reader would take or has too many objects; warn of very many pieces."""
+    """Refuse a manifest that no reader accepts, or too many objects; warn of very many pieces."""
     check(planned)
     if count_chunks(planned) > MANY_OBJECTS:
         check_objects(arrays(planned), confirmed=options.many_objects)
@@ -318,7 +319,7 @@ def _paths(orders: WriteOrders) -> list[str]:
 
 
 def _orders_of(plan: SavePlan) -> WriteOrders:
-    """What a plan says where to write."""
+    """The orders in a plan."""
     data = plan.storage_data
     if isinstance(data, WriteOrders):
         return data
@@ -337,12 +338,12 @@ def _with_side_files(
     Raises:
         PlanError: a chunk was written by no rank, or twice.
     """
-    digests, numbers = merged_digests(manifest, draft, written)
+    digests, placing = merged_digests(manifest, draft, written)
     manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
     side_files = [(DIGESTS, digests)]
     if any(report.packs for report in written):
         from xckpt.storage.packs.write_packs import with_places
 
-        manifest, places = with_places(manifest, written, numbers)
+        manifest, places = with_places(manifest, written, placing.numbers)
         side_files.append((PLACES, places))
     return manifest, side_files

@@ -3,17 +3,19 @@
 1. A plain tensor is one box, the whole, and its memory is the tensor's own.
 2. A sharded tensor goes to the module for its class (`_SPECIALISTS`). No class can have instances
    before its module is imported, and a specialist is imported only for tensors of its class.
-3. Either way a source is boxes and views of local memory, and a target the same, to be filled
-   (`xckpt.torch.leaf`).
-4. What has no plain elements in memory is refused by name.
-5. Modules, optimizers and all else with a ``state_dict`` stand for it (`xckpt.torch.stateful`).
+3. Either way a source is boxes and views of local memory (`xckpt.torch.leaf`), and a target the
+   same, to be filled (`xckpt.torch.target`).
+4. A tensor without plain elements in memory is refused by name.
+5. Modules, optimizers and all other objects with a ``state_dict`` stand for that dict
+   (`xckpt.torch.stateful`).
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, cast
 
 import numpy as np
@@ -28,19 +30,18 @@ from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, plain_recipe, to_copyable
 from xckpt.torch.leaf import (
     PLAIN,
-    Memory,
     TensorLeaf,
-    TensorTarget,
+    at_rest,
     check_readable,
     check_writable,
     from_numpy,
     known_dtype,
-    plain,
     reachable,
     to_numpy,
     writable_numpy,
 )
 from xckpt.torch.stateful import DictState, keeps_state, open_object
+from xckpt.torch.target import Memory, PlainTarget, TensorTarget
 
 
 class _Specialist(Protocol):
@@ -76,8 +77,11 @@ JOINED: Final = frozenset(
     }
 )
 """The dtypes that torch can copy everywhere; it has no copies of its packed ones."""
+_as_tuple = cast("Callable[[torch.Size], tuple[int, ...]]", tuple)
+_shape: Final = functools.lru_cache(maxsize=1024)(_as_tuple)
+"""The shape of a tensor: one object for all that have it."""
 MOST_JOINED: Final = 1 << 13
-"""Most elements of a tensor that is worth a copy to be read with others."""
+"""Tensors of up to this many elements are copied and read together."""
 
 
 class TorchAdapter(Adapter[torch.Tensor]):
@@ -110,9 +114,9 @@ class TorchAdapter(Adapter[torch.Tensor]):
         specialist = _specialist(leaf)
         if specialist is not None:
             return specialist.describe(leaf, name)
-        local = plain(leaf, name)
+        local = at_rest(leaf, name)
         check_readable(local, name)
-        shape = tuple(leaf.shape)
+        shape = _shape(leaf.shape)
         return TensorLeaf(shape, known_dtype(local.dtype, name), Boxes.whole(shape), (local,))
 
     def copyable(self, leaf: torch.Tensor, name: str) -> Copyable:
@@ -125,10 +129,12 @@ class TorchAdapter(Adapter[torch.Tensor]):
         if specialist is not None:
             recipe = specialist.rebuild_recipe(leaf)
         elif type(leaf) in PLAIN:
-            recipe = plain_recipe(leaf, source.parts[0])
+            recipe = plain_recipe(leaf, source.data(0))
         return self.copyable_source(source) if recipe is None else to_copyable(recipe, source.dtype)
 
-    def target_for(self, like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
+    def target_for(
+        self, like: torch.Tensor, name: str, *, in_place: bool
+    ) -> PlainTarget | TensorTarget:
         """A target like a tensor or sharded tensor.
 
         Not ``in_place``: new memory with the shape, dtype, strides, device, mesh and placements of
@@ -147,16 +153,14 @@ class TorchAdapter(Adapter[torch.Tensor]):
         specialist = _specialist(like)
         if specialist is not None:
             return specialist.target_for(like, name, in_place=in_place)
-        local = plain(like, name)
+        local = at_rest(like, name)
         if in_place:
             check_writable(local, name)
-        shape = tuple(like.shape)
-        return TensorTarget(
-            shape,
-            known_dtype(local.dtype, name),
-            Boxes.whole(shape),
-            lambda: Memory(like, (local,), (like,)) if in_place else _new_memory(like),
-        )
+        shape, dtype = _shape(like.shape), known_dtype(local.dtype, name)
+        if local is like or not in_place:
+            return PlainTarget(shape, dtype, like, in_place)
+        memory = Memory(like, (local.detach(),), (like,))
+        return TensorTarget(shape, dtype, Boxes.whole(shape), lambda: memory, in_place=True)
 
     def like(self, stored: TensorStorageMetadata, name: str, place: TargetPlace) -> torch.Tensor:
         """A target for a stored tensor: a tensor, or a DTensor on a mesh (`xckpt.torch.likes`)."""
@@ -208,12 +212,12 @@ class TorchAdapter(Adapter[torch.Tensor]):
         """The state dict of an object that has one, or None.
 
         Raises:
-            UnsupportedLeafError: ``state_dict`` gives something else than a dict.
+            UnsupportedLeafError: ``state_dict`` does not return a dict.
         """
         return open_object(node, name)
 
     def refuse(self, leaf: object, name: str) -> None:
-        """Refuse an object that keeps a state, in the state of another.
+        """Refuse an object that keeps a state inside the state of another.
 
         Raises:
             UnsupportedLeafError: says what to save instead.
@@ -236,10 +240,3 @@ def _specialist(tensor: torch.Tensor) -> _Specialist | None:
         if module is not None and isinstance(tensor, getattr(module, kind)):
             return cast(_Specialist, importlib.import_module(module_name))
     return None
-
-
-def _new_memory(like: torch.Tensor) -> Memory:
-    """New memory like a tensor's, real even where ``like`` is on the meta device."""
-    device = torch.device("cpu") if like.is_meta else like.device
-    new = torch.empty_like(like, device=device, requires_grad=False)
-    return Memory(new.requires_grad_(like.requires_grad), (new.detach(),))

@@ -13,6 +13,7 @@ Nothing is sent over the process group itself, whatever its backend: training ma
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from xckpt.core.geometry.spread import Processes
+from xckpt.engine.ranks.alive import beat_of
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.star import Star
 from xckpt.engine.ranks.waiting import WARN_AFTER
@@ -49,8 +51,8 @@ class TorchGroup:
     Args:
         process_group: the processes that take part; None for all of them.
         coordinator_rank: the rank within ``process_group`` that decides and commits.
-        timeout: seconds that a silent rank is waited for in one step; it has to outlast the slowest
-            rank's writing. None for as long as the process group does.
+        timeout: seconds that a rank is waited for which neither answers nor gets on with what it
+            writes or reads. None for as long as the process group does.
         warn_after: seconds of waiting after which a warning in the log names the silent ranks.
 
     Raises:
@@ -96,6 +98,11 @@ class TorchGroup:
         group = process_group if process_group is not None else dist.group.WORLD
         assert group is not None
         self._process_group = group
+        # Now: training may destroy the process group while a save in the background uses this one.
+        self._has_gloo = "cpu:gloo" in dist.get_backend_config(group).split(",")
+        numbers = dist.get_process_group_ranks(group)
+        self.processes = Processes("torch", np.array(numbers, np.int64))
+        """The ranks of these processes among all; see `NumberedGroup`."""
         self._given_timeout, self._warn_after = timeout, warn_after
         self._purpose = "xckpt"
 
@@ -108,10 +115,6 @@ class TorchGroup:
             return WITHOUT_GLOO
         options = self._process_group._get_backend(torch.device("cpu")).options
         return options._timeout.total_seconds()
-
-    @property
-    def _has_gloo(self) -> bool:
-        return "cpu:gloo" in dist.get_backend_config(self._process_group).split(",")
 
     def within(self, seconds: float) -> TorchGroup:
         """The same processes, waiting ``seconds`` for a silent rank in one step."""
@@ -147,17 +150,11 @@ class TorchGroup:
 
     @property
     def kept_plans(self) -> KeptPlans:
-        """The plans of earlier saves; see `LastingGroup`."""
+        """The plans of earlier saves; see `PlanCachingGroup`."""
         return self._star.kept_plans
 
-    @cached_property
-    def processes(self) -> Processes:
-        """The ranks of these processes among all; see `NumberedGroup`."""
-        numbers = dist.get_process_group_ranks(self._process_group)
-        return Processes("torch", np.array(numbers, np.int64))
-
     def begin(self) -> None:
-        """See `CarefulGroup`.
+        """See `OperationGroup`.
 
         Raises:
             RanksFailedError: the coordinator did not come, or others have given up.
@@ -166,14 +163,31 @@ class TorchGroup:
             self._star.begin()
 
     def leave(self, error: BaseException) -> None:
-        """See `CarefulGroup`."""
+        """See `OperationGroup`."""
         if self.size > 1:
             self._star.leave(error)
 
     def suspect(self, ranks: Sequence[int]) -> None:
-        """See `CarefulGroup`."""
+        """See `OperationGroup`."""
         if self.size > 1:
             self._star.suspect(ranks)
+
+    @property
+    def beat(self) -> float:
+        """See `HeartbeatGroup`."""
+        return beat_of(self.timeout) if self.size > 1 else math.inf
+
+    def say_alive(self, seconds_ago: float) -> None:
+        """See `HeartbeatGroup`."""
+        self._star.say_alive(seconds_ago)
+
+    def heed(self, began: float, away: float) -> None:
+        """See `HeartbeatGroup`.
+
+        Raises:
+            RanksFailedError: ranks are lost, or have left.
+        """
+        self._star.heed(began, away, self.timeout)
 
     def _again(self, timeout: float | None) -> TorchGroup:
         return TorchGroup(

@@ -1,4 +1,4 @@
-"""Tensors as leaves: their elements in memory, as NumPy sees them, what a save reads, a load fills.
+"""Tensors as leaves: their elements in memory, as NumPy sees them, and what a save reads.
 
 1. **Dtypes**: a dtype of the format is torch's dtype of the same name (`format_dtype`,
    `torch_dtype`).
@@ -10,17 +10,14 @@
    another view on NumPy's (`to_numpy`, `writable_numpy`, `from_numpy`). No strides are lost and
    nothing is copied, but for what the host cannot reach: another device's memory, and tensors
    whose conjugation or negation torch has only noted down in a bit.
-4. **Saving**: a `TensorLeaf` is boxes of a tensor, and a view of local memory for each.
-5. **Loading**: a `TensorTarget` allocates its `Memory` when the first box is asked for. A view that
-   NumPy can write is handed out as it is. For any other, `TensorTarget.buffer` gives host memory of
-   the box's sizes, and `TensorTarget.commit` copies it into the view.
+4. **Saving**: a `TensorLeaf` is boxes of a tensor, and a view of local memory for each. What a load
+   fills is in `xckpt.torch.target`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -93,11 +90,16 @@ def advice_on(dtype: torch.dtype) -> str:
 
 
 def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The elements of a tensor that is no DTensor, outside autograd and at rest.
+    """The elements of a tensor that is not a DTensor, outside autograd and at rest.
 
     Raises:
         UnsupportedLeafError: they are not plain elements in memory.
     """
+    return at_rest(tensor, name).detach()
+
+
+def at_rest(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """As `plain`, but perhaps a parameter or a part of an autograd graph."""
     if torch.nn.parameter.is_lazy(tensor):
         raise UnsupportedLeafError(
             f"{name}: a lazy parameter has no shape yet; run the module's first forward pass before"
@@ -108,7 +110,7 @@ def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
     for unfit, advice in () if usual and not (local.is_quantized or local.is_nested) else _FAULTS:
         if unfit(local):
             raise UnsupportedLeafError(f"{name}: {advice.format(kind=type(local).__name__)}")
-    return local.detach()
+    return local
 
 
 def check_readable(local: torch.Tensor, name: str) -> None:
@@ -137,7 +139,7 @@ def check_writable(local: torch.Tensor, name: str) -> None:
             f"use xckpt.load, which returns a new tensor, or Module.to_empty first"
         )
     _check_storage(local, name)
-    if not is_one_to_one(local.shape, local.stride()):
+    if not (local.is_contiguous() or is_one_to_one(local.shape, local.stride())):
         raise UnsupportedLeafError(
             f"{name}: several elements of this tensor of shape {tuple(local.shape)} and strides "
             f"{local.stride()} are one in memory; load into a clone() of it"
@@ -267,84 +269,15 @@ class TensorLeaf:
     boxes: Boxes
     """The whole of a plain tensor; of a sharded one the boxes that this rank holds."""
     parts: Sequence[torch.Tensor]
-    """The elements of each box, outside autograd: views of the caller's memory."""
+    """The elements of each box: the caller's own tensors, or views of them."""
     sharded: bool = False
     sharding: Sharding | None = None
     annotation: str = ""
     spread: Callable[[], Spread | None] | None = None  # where all ranks' boxes are, if known
 
     def data(self, index: int) -> torch.Tensor:
-        """A view of the caller's memory, on its own device."""
-        return self.parts[index]
+        """A view of the caller's memory outside autograd, on its own device.
 
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory that a load writes, and the leaf that it belongs to."""
-
-    leaf: torch.Tensor
-    """The caller's tensor, or a new one."""
-    views: Sequence[torch.Tensor]
-    """The local memory of each box, outside autograd, of that box's sizes."""
-    changed: Sequence[torch.Tensor] = ()
-    """The caller's tensors that are new versions of themselves when all boxes are filled."""
-
-
-@dataclass(slots=True)
-class TensorTarget:
-    """A tensor of any kind to be loaded: new memory, or the caller's own."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    boxes: Boxes
-    allocate: Callable[[], Memory]
-    """Called once, at the first box or at `result`."""
-    annotation: str = field(default="", init=False)
-    _memory: Memory | None = field(default=None, init=False)
-    _buffers: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-
-    def buffer(self, index: int) -> torch.Tensor:
-        """The tensor's own memory where NumPy can write it, else host memory of the box's sizes."""
-        with self._lock:
-            if index not in self._buffers:
-                view = self._allocated().views[index]
-                if not reachable(view):
-                    view = torch.empty(view.shape, dtype=view.dtype, device="cpu")
-                self._buffers[index] = view
-            return self._buffers[index]
-
-    def commit(self, index: int) -> None:
-        """Copy host memory to where it belongs; the tensor's own memory is written already.
-
-        A box without elements may be committed without a call of `buffer` before.
+        Made when it is asked for: of a hundred thousand small tensors views take tens of MiB.
         """
-        with self._lock:
-            filled = self._buffers.pop(index, None)
-            view = self._allocated().views[index]
-        if filled is not None and not reachable(view):
-            # Only in inference mode may a tensor made in it be written.
-            with torch.inference_mode(view.is_inference()):
-                view.copy_(filled)
-
-    def result(self) -> torch.Tensor:
-        """The caller's tensor, or a new one that requires gradients if the caller's does."""
-        with self._lock:
-            memory = self._allocated()
-        mark_changed(memory.changed)
-        return memory.leaf
-
-    def _allocated(self) -> Memory:
-        if self._memory is None:
-            self._memory = self.allocate()
-        return self._memory
-
-
-def mark_changed(tensors: Iterable[torch.Tensor]) -> None:
-    """Give a new version to tensors that NumPy wrote without torch knowing.
-
-    A backward pass under way must not take the new values for those it saved.
-    """
-    for tensor in tensors:
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
+        return self.parts[index].detach()

@@ -1,6 +1,6 @@
 """Objects with ``state_dict`` and ``load_state_dict``: modules, optimizers, schedulers, your own.
 
-1. Any object that has both methods is one (torch calls it `Stateful`), but no tensor and no class.
+1. Any object that has both methods is one (torch calls it `Stateful`), except tensors and classes.
 2. `open_object` calls ``state_dict`` once. Saving, that dict takes the object's place in the tree.
 3. Loading, the dict's tensors are filled in place, and then, when every rank has read its part,
    ``load_state_dict`` is called once with the loaded dict.
@@ -53,7 +53,7 @@ class DictState:
         self.owner.load_state_dict(cast(Mapping[str | int, object], tree))
 
     def _parameter(self, keys: KeyPath) -> torch.Tensor | None:
-        """The parameter whose state has a leaf at ``keys``; None if this is no optimizer."""
+        """The parameter whose state has a leaf at ``keys``; None if this is not an optimizer."""
         if not isinstance(self.owner, torch.optim.Optimizer) or keys[:1] != ("state",):
             return None
         groups = cast(Iterable[Mapping[str, object]], self.tree.get("param_groups", ()))

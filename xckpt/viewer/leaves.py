@@ -1,7 +1,7 @@
 """A checkpoint's leaves as a page shows them, from its manifest alone: no data is read.
 
 1. Leaves that differ only in their names are of one kind; a kind is described once (`_LeafKinds`).
-2. Of a kind's sharding the cuts of each dimension are kept (`xckpt.core.geometry.shard_cuts`); the
+2. For a kind's sharding the cuts of each dimension are kept (`xckpt.core.geometry.shard_cuts`); the
    page combines them to boxes. Equal cuts stand in the page once.
 """
 

@@ -1,4 +1,4 @@
-"""What a page shows, as values: the JSON that travels into it.
+"""The content of a page as values, which it embeds as JSON.
 
 A checkpoint of 100,000 leaves has few kinds of leaves, so the page has a table of kinds
 (`LeafKind`) and, for each leaf, a name and the number of its kind. Cuts and meshes are tables too.
@@ -26,7 +26,7 @@ class StoredBox(Shown, frozen=True):
 
 
 class LeafKind(Shown, frozen=True):
-    """All that leaves of one kind have in common."""
+    """The common part of leaves of one kind."""
 
     kind: str
     """``tensor``, or ``value`` for a Python value or opaque bytes."""
@@ -112,7 +112,7 @@ class DiffPage(Shown, frozen=True):
 
 
 class ProgressShown(Shown, frozen=True):
-    """How far a comparison is."""
+    """Progress of a comparison."""
 
     done: int
     """Bytes that are compared."""
@@ -130,7 +130,7 @@ class TextShown(Shown, frozen=True):
 
 
 class Page(Shown, frozen=True):
-    """All that one page shows."""
+    """The content of one page."""
 
     title: str
     path: str
@@ -138,11 +138,13 @@ class Page(Shown, frozen=True):
     served: bool = False
     """Whether a server answers questions about values, plans and other checkpoints."""
     token: str = ""
-    """Of a served page: which look at the checkpoint its questions are about."""
+    """For a served page: the look at the checkpoint that its questions are about."""
     beside: tuple[str, ...] = ()
     """Of a step of a run: where the others are, to be compared with."""
     checkpoint: CheckpointPage | None = None
     run: tuple[StepShown, ...] | None = None
+    shared_once: int = 0
+    """Of a run: bytes of its steps' shared files, each file counted once."""
     diff: DiffPage | None = None
     plan: PlanShown | None = None
 

@@ -1,8 +1,8 @@
 """One HTML file of a page: the template, the style, the scripts and the JSON, nothing else.
 
 1. The scripts of `files` are one module, in the order of `SCRIPTS`; they need no build.
-2. The JSON lies in a script element that is no script. What could end it, or begin a comment in it,
-   is spelled with escapes (`escaped_json`).
+2. The JSON lies in a script element that is not run. Characters that could end it, or begin a
+   comment in it, are escaped (`escaped_json`).
 3. A Content-Security-Policy allows this very style and these very scripts by their digests, and
    no request but, from a served page, one to its own server.
 """
@@ -49,7 +49,7 @@ def page_html(page: Page) -> str:
         "title": escape(page.title),
         "page": escaped_json(as_json(page).decode()),
     }
-    # In one go: a title that holds a mark stays a title.
+    # In one pass: a placeholder inside a title stays text.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _file("page.html"))
 
 

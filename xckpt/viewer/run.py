@@ -32,15 +32,28 @@ def steps_at(path: str) -> list[StepRecord]:
     return sorted([*found.records, *found.unreadable], key=lambda record: record.number)
 
 
-def shared_at(path: str, records: Sequence[StepRecord]) -> dict[str, int]:
-    """Folder name -> bytes of a step's local files that other checkpoints have too.
+def shared_at(path: str, records: Sequence[StepRecord]) -> tuple[dict[str, int], int]:
+    """Folder name -> bytes of a step's local files that other checkpoints have too; and their sum.
+
+    The sum counts a file once, however many of the steps have it.
 
     Raises:
         StorageError: the storage refused.
     """
     names = [record.name for record in records if record.format == "xckpt"]
     root = Location.parse(path)
-    return dict(zip(names, shared_bytes([root.within(name) for name in names]), strict=True))
+    shared = shared_bytes([root.within(name) for name in names])
+    return dict(zip(names, shared.of, strict=True)), shared.once
+
+
+def run_shown(path: str, records: Sequence[StepRecord]) -> tuple[tuple[StepShown, ...], int]:
+    """The steps of the run at a path, and the bytes that they share, each file counted once.
+
+    Raises:
+        StorageError: the storage refused.
+    """
+    shared, once = shared_at(path, records)
+    return steps_shown(records, shared), once
 
 
 def steps_shown(records: Sequence[StepRecord], shared: Mapping[str, int]) -> tuple[StepShown, ...]:
@@ -48,7 +61,7 @@ def steps_shown(records: Sequence[StepRecord], shared: Mapping[str, int]) -> tup
 
     Args:
         records: by number.
-        shared: see `shared_at`.
+        shared: folder name -> bytes that others have too; see `shared_at`.
 
     Example:
         >>> [step] = steps_shown([StepRecord(3, 60.0, {"loss": float("nan")}, 1024)], {})
@@ -75,22 +88,18 @@ def steps_shown(records: Sequence[StepRecord], shared: Mapping[str, int]) -> tup
 
 
 def shared_by_leaf(checkpoint: Checkpoint) -> dict[str, int]:
-    """Leaf name -> bytes of its local files that other checkpoints have too.
-
-    Raises:
-        StorageError: a folder cannot be read.
-    """
+    """Leaf name -> bytes of its local files that other checkpoints have too."""
     if checkpoint.format != "xckpt":
         return {}
     manifest = checkpoint.manifest
     root = f"{manifest.root}/" if manifest.root else ""
     leaves: dict[str, str] | None = None
     found: dict[str, int] = {}
-    for path, size in shared_files(checkpoint.location):
+    for file in shared_files(checkpoint.location):
         if leaves is None:
             leaves = {f"{root}{array.path}": array.leaf for array in arrays(manifest)}
-        chunk = _CHUNK.fullmatch(path)
+        chunk = _CHUNK.fullmatch(file.path)
         leaf = leaves.get(chunk[1]) if chunk else None
         if leaf is not None:
-            found[leaf] = found.get(leaf, 0) + size
+            found[leaf] = found.get(leaf, 0) + file.bytes
     return found

@@ -1,9 +1,9 @@
 """The page on the loopback address, with values, plans and differences when they are asked for.
 
-What keeps others out, on a machine that several people or web pages use:
+Protection against other users and web pages on the same machine:
 
 1. The server listens on 127.0.0.1 alone.
-2. Every path begins with a random token, which only who started the server sees.
+2. Every path begins with a random token, which only the user who started the server sees.
 3. A request whose Host is another name is refused: a web page cannot point a name of its own here.
 4. Only GET is answered; answers may be framed, read or kept by no other site.
 
@@ -56,6 +56,8 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
+    """Connections that wait to be accepted; with five, a sixth is tried again a second later."""
 
     def __init__(self, view: CheckpointView, port: int = 0) -> None:
         self.view = view
@@ -74,7 +76,7 @@ class PageServer(ThreadingHTTPServer):
         return host in (f"{ADDRESS}:{self.server_port}", f"localhost:{self.server_port}")
 
     def answer(self, path: str) -> Answer:
-        """What a path is answered with."""
+        """The answer to a path."""
         asked = urlsplit(path)
         _, token, *rest = asked.path.split("/", 2)
         if not hmac.compare_digest(token.encode(), self.token.encode()) or not rest:
@@ -94,7 +96,7 @@ class PageServer(ThreadingHTTPServer):
         kind, _, below = what.partition("/")
         if kind == "steps":
             name, _, rest = below.partition("/")
-            return self._answer(view.step(unquote(name), anew=not rest), rest, query)
+            return self._answer(view.step(unquote(name), refresh=not rest), rest, query)
         if what == "":
             return 200, HTML, view.html(served=True)
         if query.get("token", [view.token]) != [view.token]:
@@ -140,7 +142,7 @@ def _plane(query: dict[str, list[str]]) -> tuple[int, int | None, int | None, li
     """Leaf, the dimensions down and across, and the position, of a question about values.
 
     Raises:
-        ValueError: they are no numbers.
+        ValueError: they are not numbers.
 
     Example:
         >>> _plane({"leaf": ["3"], "down": ["-1"], "across": ["0"], "at": ["0,2"]})
@@ -181,4 +183,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep silent: the requests of one's own page are no news."""
+        """Keep silent: requests of the server's own page are not logged."""

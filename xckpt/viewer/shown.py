@@ -1,4 +1,4 @@
-"""What the parts of a page have in common: a strict struct, the cuts of a dimension, tables."""
+"""Shared parts of a page: a strict struct, the cuts of a dimension, tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CutsOfDimension(Shown, frozen=True):
 
 
 class Numbered(dict[T, int]):
-    """Different things, numbered in the order in which they came.
+    """Distinct values, numbered in the order in which they came.
 
     Example:
         >>> numbered = Numbered()
@@ -31,5 +31,5 @@ class Numbered(dict[T, int]):
     """
 
     def of(self, thing: T) -> int:
-        """The number of a thing."""
+        """The number of a value."""
         return self.setdefault(thing, len(self))

@@ -1,9 +1,10 @@
 """The values of a plane of a tensor, few enough for a page: a heat map, a histogram, counts.
 
 1. `values_of` finds the leaf of a number; `text_of` is the same for a Python value.
-2. The plane is read up to `MOST_ELEMENTS`, and to what lies in `MOST_READ` bytes of chunks, for
-   they are read whole; of a larger one the first rows, of very long rows the first columns.
-3. `heat_map` gives each cell the mean of the finite elements that fall into it.
+2. Up to `MOST_ELEMENTS` of the plane are read, and up to `MOST_READ` bytes of chunks, which are
+   read whole. Of a larger plane the first rows are read, of very long rows the first columns.
+3. `heat_map` gives each cell the mean of the elements that fall into it, or none where one of
+   them is not finite: a single NaN among millions of elements is seen.
 4. Least, largest and mean are those of `xckpt.storage.contents.statistics`.
 """
 
@@ -38,7 +39,7 @@ MOST_BYTES, MOST_CHARACTERS = 16 << 20, 1 << 16
 
 
 class PlaneValues(Shown, frozen=True):
-    """What the elements of a plane are like."""
+    """The values of a plane."""
 
     count: int
     """Elements that were read."""
@@ -52,11 +53,14 @@ class PlaneValues(Shown, frozen=True):
     """Of the finite elements, as are the largest and the mean; None if there are none."""
     largest: float | None
     mean: float | None
+    down: int
+    """Rows of elements that were read; 1 where no dimension goes down."""
+    across: int
     rows: int
     """Rows of the heat map."""
     columns: int
     cells: list[float | None]
-    """The heat map, row after row; None where a cell has no finite element."""
+    """The heat map, row after row; None where an element of the cell is not finite."""
     bins: list[int]
     """The histogram of the finite elements, in equal steps from the least to the largest."""
 
@@ -72,7 +76,7 @@ def values_of(
     """
     stored = checkpoint[_leaf(checkpoint, leaf).name]
     if not isinstance(stored, StoredArray):
-        raise ValueError(f"leaf {leaf} is no tensor")
+        raise ValueError(f"leaf {leaf} is not a tensor")
     # Other libraries' files are read row by row, whatever they are called here.
     unit = stored.block() if checkpoint.format == "xckpt" else (1, *stored.shape[1:])
     return plane_values(stored, down, across, at, unit)
@@ -157,6 +161,8 @@ def plane_values(
         _plain(found.least),
         _plain(found.largest),
         _plain(found.mean),
+        rows,
+        columns,
         cells.shape[0],
         cells.shape[1],
         [None if np.isnan(cell) else float(cell) for cell in cells.reshape(-1)],
@@ -194,7 +200,7 @@ def _box(
 def _side(
     shape: Sequence[int], side: int | None, unit: Sequence[int], elements: int, units: int
 ) -> tuple[int, int]:
-    """How much of a side is read, of so many elements and units; what is left for the other side.
+    """How much of a side is read, and what is left for the other side.
 
     Example:
         >>> _side((100, 8), 0, (10, 8), 1000, 4), _side((100, 8), None, (10, 8), 1000, 4)
@@ -218,7 +224,7 @@ def _numbers(elements: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def heat_map(plane: NDArray[np.float64], finite: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The mean of the finite elements of each cell, NaN where a cell has none.
+    """The mean of the elements of each cell, NaN where one of them is not finite.
 
     Example:
         >>> plane = np.array([[1.0, 3.0], [np.nan, 5.0]])
@@ -229,12 +235,14 @@ def heat_map(plane: NDArray[np.float64], finite: NDArray[np.bool_]) -> NDArray[n
     cuts = [_cuts(size) for size in plane.shape]
     if 0 in plane.shape:
         return np.zeros((0, 0))
+    down, across = (np.diff(cut, append=size) for cut, size in zip(cuts, plane.shape, strict=True))
+    elements = np.outer(down, across)
     with np.errstate(all="ignore"):
         sums, counts = (
             np.add.reduceat(np.add.reduceat(part, cuts[0], axis=0), cuts[1], axis=1)
             for part in (np.where(finite, plane, 0.0), finite.astype(np.int64))
         )
-        means = sums / np.where(counts, counts, np.nan)
+        means = sums / np.where(counts == elements, elements, np.nan)
     return np.where(np.isfinite(means), means, np.nan)
 
 

@@ -1,4 +1,4 @@
-"""What one looks at: a checkpoint or a run, as a page, a file, a notebook's cell, or served.
+"""A view of a checkpoint or a run: as a page, a file, a notebook's cell, or served.
 
 `CheckpointView` holds what is open and makes the description of the page once; values are read when
 they are asked for.
@@ -20,8 +20,9 @@ import msgspec
 from xckpt.core.run.record import StepRecord
 from xckpt.core.text.printable import printable
 from xckpt.errors import NotACheckpointError
+from xckpt.storage.budget import Watcher
 from xckpt.storage.checkpoint import Checkpoint
-from xckpt.storage.contents.differences import Watcher, differences
+from xckpt.storage.contents.differences import differences
 from xckpt.storage.location import Location
 from xckpt.viewer.diff import diff_page
 from xckpt.viewer.leaves import checkpoint_page
@@ -33,7 +34,7 @@ from xckpt.viewer.picture.svg import svg
 from xckpt.viewer.plan.load import plan_shown
 from xckpt.viewer.plan.mesh_text import reader_mesh
 from xckpt.viewer.plan.shown import PlanShown
-from xckpt.viewer.run import shared_at, shared_by_leaf, steps_at, steps_shown
+from xckpt.viewer.run import run_shown, shared_by_leaf, steps_at
 
 if TYPE_CHECKING:
     from xckpt.viewer.picture.plot import Figure
@@ -74,7 +75,7 @@ class CheckpointView:
         self._beside, self._progress = beside, progress
         self._seen: dict[str, CheckpointView] = {}
         self.token = secrets.token_hex(8)
-        """Tells this look at the path from later ones, whose leaves may be others."""
+        """Identifies this look at the path; later ones may have other leaves."""
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -91,8 +92,8 @@ class CheckpointView:
         except NotACheckpointError:
             if not self.steps:
                 raise
-            shared = shared_at(self.path, self.steps)
-            return msgspec.structs.replace(page, run=steps_shown(self.steps, shared))
+            steps, once = run_shown(self.path, self.steps)
+            return msgspec.structs.replace(page, run=steps, shared_once=once)
         return msgspec.structs.replace(
             page,
             format=checkpoint.format,
@@ -120,12 +121,12 @@ class CheckpointView:
         """The steps of the run at the path, by number; none if no run is there."""
         return steps_at(self.path)
 
-    def step(self, name: str, *, anew: bool = False) -> CheckpointView:
+    def step(self, name: str, *, refresh: bool = False) -> CheckpointView:
         """A step of the run, to look at.
 
         Args:
             name: of its folder.
-            anew: look whether it is still what it was.
+            refresh: look whether it is still what it was.
 
         Raises:
             ValueError: the run has no step of that folder name.
@@ -133,7 +134,7 @@ class CheckpointView:
         """
         if name not in [record.name for record in self.steps]:
             raise ValueError(f"the run has no step {printable(name)!r}")
-        if anew and name in self._seen:
+        if refresh and name in self._seen:
             self._seen[name] = self._seen[name].again()
         elif name not in self._seen:
             root = Location.parse(self.path)

@@ -75,7 +75,11 @@ def test_every_kill_and_some_power_cuts_keep_them(
     assert crashes.found["old"] and crashes.found["new"]
 
 
-@pytest.mark.parametrize("implementation", [WithFiles(), InGenerations()], ids=lambda i: i.name)
+@pytest.mark.parametrize(
+    "implementation",
+    [WithFiles(), pytest.param(InGenerations(), marks=pytest.mark.thorough)],
+    ids=lambda i: i.name,
+)
 def test_the_save_after_a_kill_keeps_all_of_them(implementation: WithFiles, tmp_path: Path) -> None:
     crashes = crashes_of(implementation, tmp_path)
     crashes.saves_afterwards(8, seed=1)

@@ -22,6 +22,8 @@ from xckpt.core.geometry.grid import (
     choose_grid,
     count_cells,
 )
+from xckpt.core.manifest.pieces import MAX_CHUNK_BYTES
+from xckpt.options import MOST_CHUNK_BYTES
 
 targets = st.sampled_from([1, 2, 7, 16, 64, 100, 1000, 1 << 20])
 options = st.builds(GridOptions, targets, st.one_of(st.just(0), targets))
@@ -274,3 +276,32 @@ def test_grids_are_equal_by_what_they_say():
     assert one != Grid(Boxes.whole((4,)), np.array([[1]]))
     assert one != Grid(Boxes.whole((4,)), np.array([[2]]), np.array([[4]]))
     assert one != 4
+
+
+LARGEST_PUT = 5 << 30
+"""Bytes that S3 takes in one request; TensorStore writes an object in one."""
+
+
+byte_targets = st.sampled_from([1 << 23, (1 << 29) - 1, MOST_CHUNK_BYTES])
+
+
+@examples(50)
+@given(
+    rows=st.integers(1, 1 << 34),
+    columns=st.integers(1, 1 << 34),
+    cuts=st.lists(st.integers(1, 1 << 34), max_size=5),
+    item=item_sizes,
+    sizes=st.builds(GridOptions, byte_targets, byte_targets),
+)
+@example(
+    rows=6442450939, columns=1, cuts=[], item=1, sizes=GridOptions(MOST_CHUNK_BYTES)
+)  # a prime
+def test_no_object_is_larger_than_one_request_may_write(
+    rows: int, columns: int, cuts: list[int], item: int, sizes: GridOptions
+) -> None:
+    """However large a shard is, and wherever it is cut: at most 4 GiB, an index left aside."""
+    edges = [0, *sorted({cut for cut in cuts if cut < rows}), rows]
+    boxes = Boxes.of([((low, 0), (high - low, columns)) for low, high in itertools.pairwise(edges)])
+    grid = choose_grid((rows, columns), item, boxes, sizes)
+    for units in (grid.chunks, grid.units):
+        assert max(prod(unit) for unit in units.tolist()) * item <= MAX_CHUNK_BYTES < LARGEST_PUT

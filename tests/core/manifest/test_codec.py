@@ -279,7 +279,7 @@ def body_of(*leaves: dict[str, Any]) -> dict[str, Any]:
         (tensor(shape=[4], chunk=[1 << 33]), "chunk"),
         (tensor(shape=[4], chunk=[10**40]), "chunk"),
         (tensor(shape=[1 << 50], chunk=[1]), "chunks"),
-        (tensor(shape=[4], chunk=[2], shard=[3]), "no multiple"),
+        (tensor(shape=[4], chunk=[2], shard=[3]), "not a multiple"),
         (tensor(shape=[4], chunk=[2], shard=[0]), "shard"),
         (tensor(shape=[4], chunk=[2], shard=[2, 2]), "shard"),
         (tensor(shape=[4], chunk=[2], dtype="object"), "dtype"),
@@ -383,6 +383,16 @@ def test_every_problem_is_listed():
     with pytest.raises(ManifestError) as caught:
         parse(sealed(body), digest)
     assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("leaf", [VALUE, {**VALUE, "name": "a//b"}, {**VALUE, "type": "set"}])
+def test_of_many_problems_some_are_listed(leaf: dict[str, Any]) -> None:
+    """A million leaves can be wrong, and each problem takes memory."""
+    leaves = [{**leaf, "name": f"{leaf['name']}{n}"} for n in range(3 * rules.MOST_FAULTS)]
+    body = {"digests": "", "leaves": [leaf] * len(leaves) if leaf == VALUE else leaves}
+    with pytest.raises(ManifestError) as caught:
+        parse(sealed(body), digest)
+    assert 0 < len(caught.value.problems) <= 2 * rules.MOST_FAULTS
 
 
 def test_many_pieces_are_checked_quickly_and_in_little_memory():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import xckpt
 from xckpt.core.manifest.entries import Manifest, TensorEntry
-from xckpt.core.manifest.own_keys import BY_SHAPE, OwnKeys
+from xckpt.core.manifest.own_keys import BY_SHAPE, OwnKeys, own_among
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.options import SaveOptions
 
@@ -87,3 +88,17 @@ def test_all_that_a_save_writes_is_its_own(tmp_path: Path, crc32c: bool) -> None
         for name in names:
             key = (Path(each) / name).relative_to(tmp_path / "c").as_posix()
             assert own.owns(key) and BY_SHAPE.owns(key), key
+
+
+def test_own_keys_are_found_among_others_with_the_folders_above_them() -> None:
+    keys = ["w", "w/c", "w/c/0", "w/zarr.json", "notes", "notes/a.txt", "xckpt.json", "old/c/1"]
+    own = OwnKeys(frozenset({"w"}), frozenset({""}))
+    assert own_among(keys, [own], "xckpt.json") == ["w", "w/c", "w/c/0", "w/zarr.json"]
+
+
+@pytest.mark.thorough  # of few keys: above
+def test_own_keys_are_found_in_linear_time() -> None:
+    keys = [f"w/c/{number}" for number in range(20_000)]
+    before = time.process_time()
+    assert own_among(keys, [OwnKeys(frozenset({"w"}))]) == keys
+    assert time.process_time() - before < 5

@@ -24,7 +24,7 @@ def test_a_record_comes_back(number: int, time: float, metrics: dict[str, float]
     record = StepRecord(number, time, metrics, 7)
     written = run_metadata(record)
     check_json(written, "metadata")
-    again = read_record(number, record.name, json.loads(json.dumps(written)), 7)
+    again = read_record(number, record.name, json.dumps(written).encode(), 7)
     # NaN differs from itself.
     assert repr(again) == repr(record)
 
@@ -39,6 +39,19 @@ def test_a_record_comes_back(number: int, time: float, metrics: dict[str, float]
     ],
 )
 def test_other_metadata_are_no_record(user: Any) -> None:
+    assert read_record(3, "3", json.dumps(user).encode(), 9) == StepRecord(3, None, {}, 9, "3")
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        b'{"run":{"step":3,"time":1e999}}',
+        b'{"run":{"step":3,"time":1.0},"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"run":{"step":' + b"9" * 10_000 + b',"time":1.0}}',
+        b"{",
+    ],
+)
+def test_absurd_metadata_are_no_record(user: bytes) -> None:
     assert read_record(3, "3", user, 9) == StepRecord(3, None, {}, 9, "3")
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
+from tests.support.states import SIGNALLING, signalling_nans
 from xckpt.convert import convert
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.targets.casting import CastingCopies, Spoiled, is_exact_cast, spoiled_elements
@@ -64,6 +65,17 @@ def test_an_exact_cast_spoils_nothing_but_nan(cast: tuple[np.ndarray, np.ndarray
     if is_exact_cast(before.dtype.name, after.dtype.name):
         found = spoiled_elements(before, after)
         assert found is None or not np.isfinite(before[found]).any()
+
+
+@pytest.mark.parametrize("after", ["float16", "float64", "int8"])
+@pytest.mark.parametrize("before", SIGNALLING)
+def test_a_signalling_nan_is_a_nan_and_no_warning(before: str, after: str) -> None:
+    values = np.append(signalling_nans(before), np.array([1], DTYPES[before]))
+    with np.errstate(all="ignore"):
+        cast = values.astype(DTYPES[after])
+    found = spoiled_elements(values, cast)
+    nans = [True] * (len(values) - 1) + [False]
+    assert (None if found is None else found.tolist()) == (nans if after == "int8" else None)
 
 
 @given(st.lists(st.integers(-300, 300), min_size=1, max_size=12), st.integers(1, 12))

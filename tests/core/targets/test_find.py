@@ -79,7 +79,7 @@ def test_other_objects_are_refused_in_a_class_too() -> None:
 
 def test_a_function_where_an_array_is_stored_is_refused() -> None:
     path = save({"w": np.ones(2), "f": np.ones(2)})
-    with pytest.raises(UnsupportedLeafError, match=r"f: a .*function is no target"):
+    with pytest.raises(UnsupportedLeafError, match=r"f: a .*function is not a target"):
         xckpt.load(path, {"w": np.zeros(2), "f": double})
 
 

@@ -175,7 +175,7 @@ def test_a_leaf_is_wanted_in_one_dtype(saved: Path) -> None:
 
 def test_equal_ranks_send_twenty_bytes_each() -> None:
     sent = sent_by(3, lambda rank: [(f"leaf{n}", 7) for n in range(1000)])
-    assert max(sent) <= 20 + 8  # with what says that it is no failure
+    assert max(sent) <= 20 + 8  # with what says that it is not a failure
 
 
 def sent_by(size: int, leaves: Callable[[int], list[tuple[str, int]]]) -> list[int]:

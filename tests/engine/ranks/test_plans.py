@@ -21,13 +21,14 @@ from tests.support.examples import examples
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.spread import MeshProcesses, OnMesh, Processes
 from xckpt.core.leaf import HostSource
-from xckpt.core.metadata import Metadata
+from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.alone.known import KnownPlans
-from xckpt.core.plan.items import BriefData, LeafRow, SavePlan, WriteItems
+from xckpt.core.plan.items import LeafRow, SavePlan, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.ranks.group import KeptPlans
-from xckpt.engine.ranks.plans import MOST_KEPT, Planning, plan_together
+from xckpt.core.storage import BriefData
+from xckpt.engine.ranks.group import KeptPlans, OwnPlan
+from xckpt.engine.ranks.plans import MOST_KEPT, KnownCommit, Planning, plan_together
 
 RANKS = 3
 PLAN = "plan"
@@ -93,11 +94,11 @@ class Save:
         orders = Orders(self.number)
         return [SavePlan(share.items, orders) for share in shares]
 
-    def own(self, known: KnownPlans) -> tuple[SavePlan, Metadata] | None:
+    def own(self, known: KnownPlans) -> OwnPlan | None:
         made = known.share()
         assert made is not None
         orders = BriefData(None, WriteItems.of(made[0].items).table)
-        return SavePlan(made[0].items, orders), made[1]
+        return OwnPlan(SavePlan(made[0].items, orders), made[1], made[1])
 
     def repeat(self, metadata: Metadata, share: SavePlan) -> object:
         self.metadata = metadata
@@ -111,7 +112,7 @@ class Save:
         mine, known = self.plans[group.rank], self.known[group.rank]
         hooks = lambda: mine, self.decide, planned, self.repeat
         planning = Planning(*hooks, self.key, lambda _: known, self.own)
-        self.shares[group.rank] = plan_together(group, PLAN, planning, group.kept_plans)
+        self.shares[group.rank], _ = plan_together(group, PLAN, planning, group.kept_plans)
 
     def together(self, kept: list[KeptPlans]) -> Coordinator:
         had = [copied(each) for each in kept]
@@ -216,6 +217,15 @@ def test_one_rank_that_differs_has_all_plans_gathered(differs):
         assert save.decided == (number == 0)
         assert rounds == (1 if number else 3 if differs == "own" else 2)
         assert_as_fresh(save)
+
+
+def test_kinds_of_values_that_were_not_planned_are_sent():
+    planned = {"a": BytesStorageMetadata("int"), "b": BytesStorageMetadata("opaque")}
+    known = KnownCommit(Metadata(planned))
+    written = planned | {"b": BytesStorageMetadata("str")}
+    committed = Metadata(written, user_metadata={"loss": 2**4000})
+    received = known.committed(known.brief(committed))
+    assert received == committed and list(received) == ["a", "b"]
 
 
 def test_plans_without_a_key_are_gathered():

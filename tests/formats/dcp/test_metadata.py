@@ -208,8 +208,11 @@ def w_info(metadata: Metadata) -> Any:
 
 
 WRONG: dict[str, tuple[Callable[[Metadata], object], str]] = {
-    "no entries": (lambda m: setattr(m, "state_dict_metadata", None), "no dict of names"),
-    "int names": (lambda m: m.state_dict_metadata.update(cast(Any, {1: None})), "no dict of names"),
+    "no entries": (lambda m: setattr(m, "state_dict_metadata", None), "not a dict of names"),
+    "int names": (
+        lambda m: m.state_dict_metadata.update(cast(Any, {1: None})),
+        "not a dict of names",
+    ),
     "no storage": (lambda m: setattr(m, "storage_data", None), "FileSystemWriter"),
     "no such entry": (lambda m: m.state_dict_metadata.update(x=cast(Any, 3)), "x: a int stands"),
     "no place": (

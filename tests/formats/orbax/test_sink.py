@@ -113,7 +113,7 @@ def test_a_checkpoint_of_orbax_itself_is_replaced_and_ours_is_not(tmp_path: Path
     arrays = {"w": np.arange(3)}
     save(tmp_path / "theirs", arrays)
     xckpt.save(tmp_path / "ours", arrays)
-    with pytest.raises(xckpt.CheckpointExistsError, match="no checkpoint of Orbax"):
+    with pytest.raises(xckpt.CheckpointExistsError, match="not a checkpoint of Orbax"):
         write(OrbaxSink(tmp_path / "ours", overwrite=True), arrays)
     write(OrbaxSink(tmp_path / "theirs", overwrite=True), {"w": np.arange(5)})
     check_source(open_source(tmp_path / "theirs"), {"w": np.arange(5)})

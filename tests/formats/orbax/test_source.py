@@ -265,12 +265,38 @@ def test_damage_is_named(copied: Path, fault: str) -> None:
     assert copied.name in str(caught.value)
 
 
+def sharding(size: int, inner: dict[str, object] | None = None) -> dict[str, object]:
+    """A codec of zarr shards, whose chunks have that size."""
+    plain = {"name": "bytes", "configuration": {"endian": "little"}}
+    about = {
+        "chunk_shape": [size],
+        "codecs": [inner or plain],
+        "index_codecs": [plain],
+        "index_location": "end",
+    }
+    return {"name": "sharding_indexed", "configuration": about}
+
+
 ARRAY_FAULTS: dict[str, dict[str, object]] = {
     "an absurd shape": {"shape": [1 << 40, 1 << 40]},
     "a shape below 0": {"shape": [-1, 3]},
     "a dtype that kills TensorStore": {"data_type": "r16"},
     "giant chunks": {
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 40, 3]}}
+    },
+    "billions of chunks": {
+        "shape": [1 << 33],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}},
+    },
+    "zarr shards of billions of chunks": {
+        "shape": [1 << 27],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 27]}},
+        "codecs": [sharding(1)],
+    },
+    "zarr shards within zarr shards": {
+        "shape": [1 << 27],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 27]}},
+        "codecs": [sharding(1 << 14, sharding(1))],
     },
     "chunks of nothing": {
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 3]}}

@@ -90,6 +90,6 @@ def test_descriptions() -> None:
 
 
 def test_what_is_no_plain_value() -> None:
-    with pytest.raises(TypeError, match="a set is no plain value"):
+    with pytest.raises(TypeError, match="a set is not a plain value"):
         dump([{1}])
     assert pickle.loads(dump([{2, 1}], sorted)) == [[1, 2]]  # type: ignore[arg-type]

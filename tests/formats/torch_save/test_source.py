@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import xckpt
 from tests.formats.arrays import boxes, check_source, read, same_bits
+from tests.models.oracle import transformers
 from tests.support.tilings import Box, region
 from xckpt.formats.detect import open_source
 from xckpt.formats.torch_save.source import TorchSaveSource
@@ -92,10 +92,10 @@ def test_trees_of_training(tmp_path: Path) -> None:
 
 def test_transformers_shards(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config = transformers.BertConfig(
+    config = transformers().BertConfig(
         vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2
     )
-    model = transformers.BertModel(config)
+    model = transformers().BertModel(config)
     state = {name: expected(tensor) for name, tensor in model.state_dict().items()}
     for most, index in (("1MB", False), ("10KB", True)):
         folder = tmp_path / most

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.steps import steps
 from xckpt.convert import Mapping, Rule, TensorSpec
 from xckpt.mapping.infer.decide import Finding
 from xckpt.mapping.infer.fold import fold
@@ -82,3 +83,14 @@ def test_all_names_of_a_side_have_the_index() -> None:
     assert fold(findings, sources, [f"g_{2 * n}/q" for n in numbers]) == [
         Rule(["h.{layer}.q", "h.{layer}.k"], "g_{2*layer}/q", [Untie(2)])
     ]
+
+
+def test_a_rule_costs_the_same_among_many() -> None:
+    def fold_kinds(count: int) -> None:
+        kinds = [chr(ord("a") + each) for each in range(count)]
+        names = {f"h.{n}.{kind}": f"h/{n}/{kind}" for kind in kinds for n in range(2)}
+        found = [finding([one], [other]) for one, other in names.items()]
+        assert len(fold(found, list(names), list(names.values()))) == count
+
+    each = steps(lambda: fold_kinds(5)) / 5
+    assert steps(lambda: fold_kinds(20)) / 20 < 1.2 * each

@@ -106,7 +106,11 @@ def test_keys_and_values_of_other_widths_have_weights_of_their_own_and_one_bias(
 
 @pytest.mark.parametrize(
     "linen",
-    [toys.LinenEncoder(), toys.LinenEncoder(named=False), toys.LinenEncoder(scanned=True)],
+    [
+        pytest.param(toys.LinenEncoder(), marks=pytest.mark.thorough),
+        toys.LinenEncoder(named=False),
+        toys.LinenEncoder(scanned=True),
+    ],
     ids=["named", "named by Linen", "scanned"],
 )
 def test_an_encoder_gives_the_same_outputs(linen: nn.Module) -> None:

@@ -15,10 +15,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tests.convert.carrying import carried, numbered
 from tests.mapping import toys
+from tests.support.steps import steps
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.infer import Inference, Match, infer
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
+from xckpt.mapping.spec import TensorSpec
 
 FLOAT32_ROUNDING = 2e-6
 
@@ -71,7 +73,10 @@ def agree(one: Any, other: Any) -> None:
     "torch_module, linen_module, inputs, rules",
     [
         (toys.torch_mlp, toys.LinenMlp(), np.linspace(-1, 1, 10).reshape(2, 5), 4),
-        (toys.TorchTransformer, toys.LinenTransformer(), np.arange(14).reshape(2, 7) + 3, 18),
+        pytest.param(
+            *(toys.TorchTransformer, toys.LinenTransformer(), np.arange(14).reshape(2, 7) + 3, 18),
+            marks=pytest.mark.thorough,
+        ),
         (toys.TorchTransformer, toys.LinenTransformer(True), np.arange(14).reshape(2, 7) + 3, 20),
     ],
     ids=["mlp", "transformer", "scanned"],
@@ -354,3 +359,30 @@ def test_scalars_are_carried() -> None:
     source, target = {"logit_scale": np.array(2.5)}, {"logit_scale": np.array(0.0)}
     made = carried(infer(source, target).mapping, source)
     assert made["logit_scale"] == 2.5
+
+
+def renamed(leaves: int, prefix: str) -> dict[str, TensorSpec]:
+    """A model of numbered layers, each of eight weights."""
+    words = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+    return {
+        f"{prefix}.{layer}.{word}.weight": TensorSpec((16, 16), "float32")
+        for layer in range(leaves // len(words))
+        for word in words
+    }
+
+
+def test_a_leaf_of_a_renamed_model_costs_the_same_however_many_there_are() -> None:
+    def count(leaves: int) -> float:
+        both = renamed(leaves, "model.layers"), renamed(leaves, "net.blocks")
+        return steps(lambda: infer(*both)) / leaves
+
+    few = count(160)
+    assert count(800) < 1.1 * few < 1800
+
+
+def test_it_reports_how_far_it_is() -> None:
+    seen: list[float] = []
+    infer(renamed(80, "model.layers"), renamed(80, "net.blocks"), progress=seen.append)
+    assert len(seen) > 6
+    assert seen == sorted(seen)
+    assert 0.0 < seen[0] < seen[-1] == 1.0

@@ -160,6 +160,113 @@ TRAPS: dict[str, tuple[Shapes, Shapes]] = {
         {"down_proj_blocks": (4, 8), "down_proj_scales": (4,)},
         {"down_proj_blocks": (4, 8)},
     ),
+    "averaged weights": (
+        {"model_ema.fc.weight": (9, 8)},
+        {"params/fc/kernel": (8, 9)},
+    ),
+    "averaged weights beside the others": (
+        {"model.fc.weight": (9, 8), "ema.fc.weight": (9, 8)},
+        {"params/fc/kernel": (8, 9)},
+    ),
+    "what was added to the weights": (
+        {"delta.fc.weight": (9, 8)},
+        {"params/fc/kernel": (8, 9)},
+    ),
+    "factors of low rank, without alpha": (
+        {"q.lora_A.weight": (4, 8), "q.lora_B.weight": (9, 4)},
+        {"q/lora_a/kernel": (8, 4), "q/lora_b/kernel": (4, 9)},
+    ),
+    "factors of low rank, merged": (
+        {"q.base_layer.weight": (9, 8), "q.lora_A.weight": (4, 8), "q.lora_B.weight": (9, 4)},
+        {"q/kernel": (8, 9)},
+    ),
+    "a head that is the embedding": (
+        {"lm_head.weight": (50, 8)},
+        {"embed/embedding": (50, 8)},
+    ),
+    "a head that only one side has": (
+        {"embed_tokens.weight": (50, 8)},
+        {"embed_tokens/embedding": (50, 8), "lm_head/kernel": (8, 50)},
+    ),
+    "shifts and scales, scales first": (
+        {"final_layer.adaLN_modulation.1.weight": (16, 8)},
+        {"norm_out/linear/kernel": (8, 16)},
+    ),
+    "an encoder for a decoder": (
+        {"encoder.fc.weight": (9, 8)},
+        {"decoder/fc/kernel": (8, 9)},
+    ),
+    "a teacher for a student": (
+        {"teacher.fc.weight": (9, 8)},
+        {"student/fc/kernel": (8, 9)},
+    ),
+    "the norm before for that behind": (
+        {f"input_layernorm.{role}": (8,) for role in ("weight", "bias")},
+        {f"post_layernorm/{role}": (8,) for role in ("scale", "bias")},
+    ),
+    "the first norm for the second": (
+        {f"b.norm1.{role}": (8,) for role in ("weight", "bias")},
+        {f"b/norm2/{role}": (8,) for role in ("scale", "bias")},
+    ),
+    "layers in reverse": (
+        {f"layers.{n}.fc.weight": (12, 8 + n) for n in range(3)},
+        {f"layers_{2 - n}/fc/kernel": (8 + n, 12) for n in range(3)},
+    ),
+    "gates of an LSTM, fused": (
+        {"lstm.weight_ih_l0": (32, 5), "lstm.weight_hh_l0": (32, 8), "lstm.bias_ih_l0": (32,)},
+        {"lstm/kernel": (5, 32), "lstm/recurrent_kernel": (8, 32), "lstm/bias": (32,)},
+    ),
+    "gates of an LSTM, apart": (
+        {"lstm.weight_ih_l0": (32, 8), "lstm.weight_hh_l0": (32, 8)},
+        {f"lstm/{side}{gate}/kernel": (8, 8) for side in "ih" for gate in "ifgo"},
+    ),
+    "two biases for one": (
+        {"rnn.weight_ih": (32, 5), "rnn.bias_ih": (32,), "rnn.bias_hh": (32,)},
+        {"rnn/weight_ih": (32, 5), "rnn/bias": (32,)},
+    ),
+    "length and direction of a weight": (
+        {"fc.weight_g": (9, 1), "fc.weight_v": (9, 8)},
+        {"fc/kernel": (8, 9)},
+    ),
+    "a weight that a norm divides": (
+        {"fc.weight_orig": (9, 8), "fc.weight_u": (9,), "fc.weight_v": (8,)},
+        {"fc/kernel": (8, 9)},
+    ),
+    "a weight that a mask prunes": (
+        {"fc.weight_orig": (9, 8), "fc.weight_mask": (9, 8)},
+        {"fc/kernel": (8, 9)},
+    ),
+    "a variance for a deviation": (
+        {"bn.running_mean": (8,), "bn.running_var": (8,)},
+        {"bn/mean": (8,), "bn/std": (8,)},
+    ),
+    "a logarithm for its number": ({"mixer.A_log": (8, 4)}, {"mixer/A": (8, 4)}),
+    "a table that is padded": ({"emb.weight": (50, 8)}, {"emb/embedding": (64, 8)}),
+    "queries and fewer keys in one": (
+        {"attn.wqkv.weight": (16, 8), "fc.weight": (9, 8)},
+        {"attn/q/kernel": (8, 8), "attn/k/kernel": (8, 4), "attn/v/kernel": (8, 4)}
+        | {"fc/kernel": (8, 9)},
+    ),
+    "keys and values in one": (
+        {"attn.q_proj.weight": (8, 8), "attn.kv_proj.weight": (16, 8), "h.weight": (9, 8)},
+        {f"attn/{each}_proj/kernel": (8, 8) for each in "qkv"} | {"h/kernel": (8, 9)},
+    ),
+    "a patch that is a layer": (
+        {"patch_embed.proj.weight": (8, 3, 4, 4)},
+        {"patch_embed/proj/kernel": (48, 8)},
+    ),
+    "a channel's own convolution": (
+        {"dw.weight": (8, 1, 3, 3), "fc.weight": (9, 8)},
+        {"dw/kernel": (3, 3, 8, 1), "fc/kernel": (8, 9)},
+    ),
+    "layers of two kinds in turn": (
+        {f"layers.{n}.{'attn' if n % 2 else 'mamba'}.weight": (8, 8) for n in range(4)},
+        {"attn/kernel": (2, 8, 8), "mamba/kernel": (2, 8, 8)},
+    ),
+    "every other layer": (
+        {f"layers.{n}.mlp.weight": (12, 8) for n in range(4)},
+        {f"layers_{n}/mlp/kernel": (2, 8, 12) for n in range(2)},
+    ),
     "scales on the target's side": (
         {"fc.weight": (16, 8)},
         {"fc.weight": (16, 8), "fc.weight_scale": (16,)},
@@ -206,6 +313,32 @@ PLAIN: dict[str, tuple[Shapes, Shapes]] = {
     "downwards by an odd kernel": (
         {"up.0.conv.weight": (8, 8, 3, 3)},
         {"up_0/conv/kernel": (3, 3, 8, 8)},
+    ),
+    "an embedding and its head": (
+        {"embed_tokens.weight": (50, 8), "lm_head.weight": (60, 8)},
+        {"embed_tokens/embedding": (50, 8), "lm_head/kernel": (8, 60)},
+    ),
+    "averages on both sides": (
+        {"model.fc.weight": (9, 8), "ema.fc.weight": (9, 8)},
+        {"model/fc/kernel": (8, 9), "ema/fc/kernel": (8, 9)},
+    ),
+    "statistics in a collection of their own": (
+        {f"bn.{role}": (8,) for role in ("weight", "bias", "running_mean", "running_var")},
+        {"params/bn/scale": (8,), "params/bn/bias": (8,)}
+        | {"batch_stats/bn/mean": (8,), "batch_stats/bn/var": (8,)},
+    ),
+    "params within params": ({"fc.weight": (9, 8)}, {"params/params/fc/kernel": (8, 9)}),
+    "convolutions in groups": (
+        {"conv.weight": (8, 4, 3, 3), "fc.weight": (9, 8)},
+        {"conv/kernel": (3, 3, 4, 8), "fc/kernel": (8, 9)},
+    ),
+    "a layer as a convolution of one": (
+        {"proj.weight": (8, 6), "fc.weight": (9, 8)},
+        {"proj/kernel": (1, 1, 6, 8), "fc/kernel": (8, 9)},
+    ),
+    "more than ten experts": (
+        {f"experts.{n}.w.weight": (12, 8) for n in range(11)},
+        {f"experts_{n}/w/kernel": (8, 12) for n in range(11)},
     ),
     "fused alike": ({"attn.qkv.weight": (3 * D, D)}, {"attn/qkv/kernel": (D, 3 * D)}),
     "pooled into a layer": (

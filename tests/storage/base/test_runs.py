@@ -41,7 +41,7 @@ def test_the_first_save_shares_with_what_was_restored(tmp_path: Path) -> None:
         first.save(0, state)
     with xckpt.CheckpointManager(tmp_path, save=[EverySteps(1)]) as unread:
         unread.save(1, state)
-    assert links(Path(unread.path(1))) == 1, "what this process has not read is no base"
+    assert links(Path(unread.path(1))) == 1, "what this process has not read is not a base"
     with xckpt.CheckpointManager(tmp_path, save=[EverySteps(1)]) as second:
         second.save(2, second.restore(state))
         second.wait()

@@ -19,9 +19,11 @@ import xckpt
 from xckpt import SaveOptions
 from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
 from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.core.run.names import IfThere
+from xckpt.core.run.names import OptionalBase
 from xckpt.storage.base.base import Base
 from xckpt.storage.base.chunks import FICLONE, BaseChunks
+from xckpt.storage.location import Location
+from xckpt.storage.read_checkpoint import read_manifest
 
 SMALL = SaveOptions(chunk_bytes=1 << 10, pack_bytes=0)
 
@@ -199,7 +201,7 @@ def remove_chunk(base: Path) -> None:
 
 FAULTS = [
     (cut_chunk, "1,000 bytes long instead of"),
-    (link_chunk, "no plain file"),
+    (link_chunk, "not a plain file"),
     (remove_chunk, "No such file"),
     (spoil_digests, "xckpt.digests: altered"),
     (remove_digests, "xckpt.digests: missing"),
@@ -284,7 +286,7 @@ def test_no_base_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(xckpt.NotACheckpointError, match=r"base: .*nowhere"):
         xckpt.save(tmp_path / "b", {"w": np.zeros(3)}, base=tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
-    xckpt.save(tmp_path / "b", {"w": np.zeros(3)}, base=IfThere(str(tmp_path / "nowhere")))
+    xckpt.save(tmp_path / "b", {"w": np.zeros(3)}, base=OptionalBase(str(tmp_path / "nowhere")))
     with pytest.raises(TypeError, match="base= takes the path of a checkpoint, not a int"):
         xckpt.save(tmp_path / "c", {"w": np.zeros(3)}, base=3)  # type: ignore[arg-type]
 
@@ -360,6 +362,24 @@ def test_a_base_that_goes_away_meanwhile(
     xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=alone)
     check(tmp_path / "b", state)
     assert any(calls), "some chunk could not be shared"
+
+
+def test_a_base_that_is_deleted_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state()
+    xckpt.save(tmp_path / "a", state)
+
+    def read(location: Location) -> bytes:
+        manifest = read_manifest(location)
+        xckpt.delete(tmp_path / "a")
+        return manifest
+
+    monkeypatch.setattr("xckpt.storage.base.base.read_manifest", read)
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save(tmp_path / "b", state, base=tmp_path / "a")
+    check(tmp_path / "b", state)
+    assert "replaced or deleted meanwhile" in caplog.text
 
 
 def test_a_base_that_was_replaced_before_a_rank_opens_it(

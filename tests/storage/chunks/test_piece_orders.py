@@ -15,7 +15,8 @@ from xckpt.core.geometry.box import Block, Box, Boxes
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import TensorEntry, leaf_arrays
 from xckpt.core.manifest.pieces import Pieces
-from xckpt.core.plan.items import BriefData, LeafRow, SavePlan, WriteItems
+from xckpt.core.plan.items import LeafRow, SavePlan, WriteItems
+from xckpt.core.storage import BriefData
 from xckpt.engine.ranks.wire import SavePlanCodec
 from xckpt.storage.chunks import piece_orders
 from xckpt.storage.chunks.columns import received

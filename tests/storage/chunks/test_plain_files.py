@@ -19,6 +19,7 @@ import xckpt
 from tests.support.examples import examples
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.array import digest_array, plain_bools
 from xckpt.storage.chunks import chunk as chunks
@@ -144,9 +145,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty": (lambda file: os.truncate(file, 0), "truncated: 0 bytes long"),
     "longer": (lambda file: os.truncate(file, 4001), "4,001 bytes long, where at most 4,000"),
     "sparse": (_hole, "its digest differs"),
-    "pipe": (_pipe, "no plain file"),
-    "device": (_device, "no plain file"),
-    "folder": (_folder, "no plain file"),
+    "pipe": (_pipe, "not a plain file"),
+    "device": (_device, "not a plain file"),
+    "folder": (_folder, "not a plain file"),
 }
 
 
@@ -354,3 +355,24 @@ def test_a_write_that_fails_leaves_nothing(
             xckpt.save(tmp_path / "c", large, options=options, overwrite=True)
     assert os.listdir(tmp_path) == ["c"]
     assert xckpt.load(tmp_path / "c") == {"w": 1}
+
+
+@pytest.mark.parametrize("most", [1 << 20, 7])
+def test_each_write_shows_that_the_rank_got_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Be it a whole slab or the part of one that the disk has taken."""
+    moved: list[float] = []
+    write = os.pwrite
+
+    def pwrite(descriptor: int, content: memoryview, position: int) -> int:
+        moved.append(WORK.get().moved)
+        WORK.get().moved = 0.0
+        return write(descriptor, content[:most], position)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with (tmp_path / "chunk").open("wb") as file:
+        assert plain_files.write_at(file.fileno(), memoryview(bytes(range(20))), 3) == 23
+    moved.append(WORK.get().moved)
+    assert all(moved[1:])
+    assert (tmp_path / "chunk").read_bytes() == bytes(3) + bytes(range(20))

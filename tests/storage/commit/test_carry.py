@@ -203,7 +203,9 @@ def test_a_file_that_is_replaced_just_before_the_exchange(
     xckpt.save(path, OLD)
     (path / "notes.txt").write_text("first")
     appear_after_carrying(monkeypatch, "notes.txt", "second")
-    with pytest.warns(UserWarning, match=r"changed: notes\.txt; what they were is kept in .*kept-"):
+    with pytest.warns(
+        UserWarning, match=r"changed: notes\.txt; their old contents are kept in .*kept-"
+    ):
         xckpt.save(path, NEW, overwrite=True)
     assert step_at(path) == 2
     (kept,) = tmp_path.glob("ckpt.kept-*")

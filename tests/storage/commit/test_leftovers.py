@@ -20,7 +20,7 @@ from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import leftovers as leftovers_module
 from xckpt.storage.commit import staging as staging_module
 from xckpt.storage.commit.folder import ClaimText, Lock, claim, new_identity, process_identity
-from xckpt.storage.commit.leftovers import Fate, fate, is_local, journal_of
+from xckpt.storage.commit.leftovers import OwnerState, is_local, journal_of, owner_state
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location, open_store
 
@@ -117,39 +117,39 @@ def test_a_hundred_killed_saves(tmp_path: Path) -> None:
 
 def test_who_is_dead() -> None:
     own = ClaimText.own("x")
-    assert fate(own, Lock.HELD, local=True) is Fate.ALIVE
+    assert owner_state(own, Lock.HELD, local=True) is OwnerState.ALIVE
     renamed = msgspec.structs.replace(own, host="another name")
-    assert fate(renamed, Lock.TAKEN, local=False) is Fate.DEAD
+    assert owner_state(renamed, Lock.TAKEN, local=False) is OwnerState.DEAD
     for local in (True, False):
-        assert fate(elsewhere(), Lock.TAKEN, local=local) is Fate.UNKNOWN
+        assert owner_state(elsewhere(), Lock.TAKEN, local=local) is OwnerState.UNKNOWN
         before = msgspec.structs.replace(own, boot="before this host was started again")
-        dead = fate(before, Lock.TAKEN, local=local) is Fate.DEAD
+        dead = owner_state(before, Lock.TAKEN, local=local) is OwnerState.DEAD
         assert dead is local
-        assert fate(before, Lock.HELD, local=local) is Fate.ALIVE
+        assert owner_state(before, Lock.HELD, local=local) is OwnerState.ALIVE
 
 
 def test_where_there_are_no_locks_the_process_tells() -> None:
     own = ClaimText.own("x")
-    assert fate(own, Lock.LACKING, local=False) is Fate.ALIVE
+    assert owner_state(own, Lock.LACKING, local=False) is OwnerState.ALIVE
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         life = process_identity(process.pid)
         text = msgspec.structs.replace(own, process=process.pid, life=life)
-        assert life and fate(text, Lock.LACKING, local=False) is Fate.ALIVE
+        assert life and owner_state(text, Lock.LACKING, local=False) is OwnerState.ALIVE
         process.communicate(b"\n")
-    assert fate(text, Lock.LACKING, local=False) is Fate.DEAD
+    assert owner_state(text, Lock.LACKING, local=False) is OwnerState.DEAD
     again = msgspec.structs.replace(own, life=f"{own.life}1")
-    assert fate(again, Lock.LACKING, local=False) is Fate.DEAD
+    assert owner_state(again, Lock.LACKING, local=False) is OwnerState.DEAD
     container = msgspec.structs.replace(own, life="1-1")
-    assert fate(container, Lock.LACKING, local=False) is Fate.UNKNOWN
+    assert owner_state(container, Lock.LACKING, local=False) is OwnerState.UNKNOWN
 
 
 def test_where_the_system_says_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers_module, "boot_identity", lambda: "")
     own = ClaimText.own("x")
-    assert fate(own, Lock.TAKEN, local=False) is Fate.DEAD
-    assert fate(own, Lock.LACKING, local=True) is Fate.UNKNOWN
+    assert owner_state(own, Lock.TAKEN, local=False) is OwnerState.DEAD
+    assert owner_state(own, Lock.LACKING, local=True) is OwnerState.UNKNOWN
     other = msgspec.structs.replace(own, host="another name")
-    assert fate(other, Lock.TAKEN, local=True) is Fate.UNKNOWN
+    assert owner_state(other, Lock.TAKEN, local=True) is OwnerState.UNKNOWN
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="types of file systems are Linux's")
@@ -231,6 +231,17 @@ def test_generations_and_saves_in_place(tmp_path: Path) -> None:
     assert all(left.removed for left in xckpt.gc(tmp_path, older_than=0))
     assert not (path / ".generations").exists() and names(mount) == ["config.json"]
     assert xckpt.open(path).verify() == []
+
+
+def test_steps_in_a_root_that_is_a_checkpoint_itself(tmp_path: Path) -> None:
+    looks_like_a_step = {"7": {".generations": {"a": np.ones(3)}, "w": np.ones(3)}}
+    xckpt.save(tmp_path, looks_like_a_step, options=xckpt.SaveOptions(pack_bytes=0))
+    xckpt.save(tmp_path / "8", {"w": np.zeros(3)})
+    generation = tmp_path / "8" / ".generations" / new_identity()
+    generation.mkdir(parents=True)
+    [left] = xckpt.gc(tmp_path, older_than=0)
+    assert left.path == str(generation) and left.removed and not generation.exists()
+    assert all(not xckpt.open(path).verify() for path in (tmp_path, tmp_path / "8"))
 
 
 def test_keys_in_a_bucket(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 import xckpt
 from tests.support.examples import examples
+from tests.support.states import SIGNALLING, signalling_nans
 from xckpt.core.dtypes import DTYPES
 from xckpt.storage.contents.statistics import Statistics, merged, of_block, statistics
 from xckpt.storage.stored_array import StoredArray
@@ -64,6 +65,12 @@ def test_small_floats_have_nans_too() -> None:
     array = np.array([np.nan, np.inf, 2.0, -np.inf], ml_dtypes.bfloat16)
     assert of_block(array) == Statistics(4, 1, 2, 2.0, 2.0, 2.0)
     assert of_block(np.array([complex(np.nan, np.inf), 1j])) == Statistics(2, 1, 0, mean=1j)
+
+
+@pytest.mark.parametrize("dtype", SIGNALLING)
+def test_signalling_nans_are_counted_without_a_warning(dtype: str) -> None:
+    nans = signalling_nans(dtype)
+    assert of_block(np.append(nans, np.array([2], nans.dtype))) == Statistics(9, 8, 0, 2, 2, 2)
 
 
 def test_integers_are_exact_and_large_floats_do_not_overflow() -> None:

@@ -65,9 +65,9 @@ def test_many_requests_fill_one_buffer(folder: Path, start: int, count: int, mos
             into = np.full(count, 0xA5, np.uint8)
             if start + count > 60:
                 with pytest.raises(xckpt.CorruptCheckpointError, match=r"file is truncated"):
-                    file.read_into(start, into)
+                    file.read_into(start, into.data)
             else:
-                file.read_into(start, into)
+                file.read_into(start, into.data)
                 assert into.tobytes() == content[start : start + count]
 
 
@@ -77,7 +77,7 @@ def test_an_object_that_is_not_there() -> None:
     for call in (lambda f: f.head(1), lambda f: f.size(lambda: 7), lambda f: f.fetch([(0, 1)])):
         with pytest.raises(xckpt.CorruptCheckpointError, match="memory://files-none/file is miss"):
             call(open_file(path))
-    with pytest.raises(xckpt.StorageError, match="is no plain file"):
+    with pytest.raises(xckpt.StorageError, match="is not a plain file"):
         read_whole(path, 10)
 
 

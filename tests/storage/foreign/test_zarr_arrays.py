@@ -79,7 +79,7 @@ def test_a_name_never_leads_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("chunk", [1 << 20, 1 << 50])
+@pytest.mark.parametrize("chunk", [1 << 27, 1 << 50])
 @pytest.mark.parametrize("ocdbt", [False, True])
 def test_an_array_that_is_huge_by_its_shape_alone_is_refused(
     tmp_path: Path, version: int, chunk: int, ocdbt: bool
@@ -106,3 +106,15 @@ def test_an_array_that_is_huge_by_its_shape_alone_is_refused(
     into = np.ones(3, np.float32)
     folder.open("v", version=3).read((5,), into)
     assert not into.any()
+
+
+def test_a_chunk_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    """TensorStore would end the process: a few bytes can claim any chunk, a sparse file be it."""
+    folder = ZarrFolder(tmp_path, memory_bytes=1 << 50)
+    document = array_metadata("float32", (1 << 45,), (1 << 45,), None, ())
+    folder._root.write("w/zarr.json", json.dumps(document).encode()).result()
+    words = (
+        r"/w: a chunk of \(35184372088832,\) is decoded as one and takes 128.0 TiB, more than half"
+    )
+    with pytest.raises(xckpt.LeafTooLargeError, match=words):
+        folder.open("w", version=3)

@@ -4,6 +4,7 @@ another waiting."""
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.sharded_arrays import cut
+from tests.support.time_limit import ALLOWANCE
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.engine.ranks.rendezvous import Invitation, connect, host_identity
 from xckpt.errors import RanksFailedError, XckptError
@@ -211,7 +213,7 @@ def test_a_silent_rank_of_another_host_is_given_up() -> None:
 
     started = time.monotonic()
     together([silent, run])
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 5 * ALLOWANCE
     (failure, *_) = ranks[0].failures
     assert isinstance(failure, RanksFailedError)
     assert [each.rank for each in failure.failures] == [1]
@@ -221,20 +223,17 @@ def test_a_stranger_is_no_rank() -> None:
     """What connects without the token is hung up on, and the ranks meet all the same."""
     ranks = [Rank(range(8), host) for host in "ab"]
     shares = share_reads([rank.announcement() for rank in ranks])
-    strangers: list[bytes] = []
-
-    def knock(reach: bytes) -> None:
-        invitation = msgspec.msgpack.decode(reach, type=Invitation)
-        with connect(invitation) as connection:
-            connection.sendall(bytes(40))
+    with contextlib.ExitStack() as stack:
+        strangers: list[socket.socket] = []
+        for rank in ranks:
+            assert rank.far is not None
+            invitation = msgspec.msgpack.decode(rank.far.reach, type=Invitation)
+            strangers.append(stack.enter_context(connect(invitation)))
+            strangers[-1].sendall(bytes(40))
+        together([lambda n=n: ranks[n].run(shares[n], 8) for n in (0, 1)])
+        for stranger in strangers:
             with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(40) == b""
-            strangers.append(reach)
-
-    assert ranks[0].far is not None and ranks[1].far is not None
-    knocks = [lambda r=rank.far.reach: knock(r) for rank in ranks if rank.far is not None]
-    together([*knocks, *(lambda n=n: ranks[n].run(shares[n], 8) for n in (0, 1))])
-    assert len(strangers) == 2
+                assert stranger.recv(40) == b""
     assert not any(rank.failures for rank in ranks)
     assert [len(rank.taken) for rank in ranks] == [4, 4]
 

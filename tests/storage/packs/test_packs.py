@@ -162,6 +162,36 @@ def test_a_short_or_missing_pack_names_the_leaves_that_it_lacks(tmp_path: Path) 
         xckpt.load(tmp_path / "c")
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_pipe_in_place_of_a_pack_is_refused(tmp_path: Path, threads: int) -> None:
+    """A reader that opens it as a file waits for ever."""
+    xckpt.save(tmp_path / "c", state(), options=PACKED)
+    (pack,) = packs(tmp_path / "c")
+    pack.unlink()
+    os.mkfifo(pack)
+    options = LoadOptions(threads=threads)
+    with pytest.raises(CorruptCheckpointError, match="not a plain file"):
+        xckpt.load(tmp_path / "c", options=options)
+    assert xckpt.open(tmp_path / "c", options=options).verify()
+
+
+def test_loads_of_local_packs_keep_no_memory_of_their_own(tmp_path: Path) -> None:
+    """What is read of a pack goes through memory that the next range takes."""
+    leaves = {f"w{n}": np.full(1 << 14, n, np.float32) for n in range(300)}
+    xckpt.save(tmp_path / "c", leaves, options=PACKED)
+    into = {name: np.zeros_like(leaf) for name, leaf in leaves.items()}
+    xckpt.load_into(tmp_path / "c", into)
+    tracemalloc.start()
+    try:
+        xckpt.load_into(tmp_path / "c", into)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
+    assert all(np.array_equal(into[name], leaf) for name, leaf in leaves.items())
+
+
 def forge(folder: Path, places: bytes) -> None:
     """Have a checkpoint's manifest confirm other places."""
     manifest = parse((folder / "xckpt.json").read_bytes(), digest_bytes)
@@ -323,3 +353,12 @@ def test_packs_of_a_bucket_stay_within_the_budget(
     assert sent == 700 << 16
     # TensorStore copies what it sends: up to four packs more than Python sees at once.
     assert peak + (IN_BUCKETS - 1) * most < memory_bytes + (4 << 20)
+
+
+def test_a_digest_of_places_without_packs_is_refused(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", {"a": np.ones(4)})
+    manifest = parse((tmp_path / "c/xckpt.json").read_bytes(), digest_bytes)
+    assert not manifest.packs
+    places = digest_bytes(b"").hex()
+    with pytest.raises(ManifestError, match="a digest of places, but no packs"):
+        encode(msgspec.structs.replace(manifest, places=places), digest_bytes)

@@ -72,10 +72,10 @@ def on_rank_fault(rank: int, path: Path, hook: str, faulty: int) -> Any:
     "hook, faulty",
     [
         ("create_local_plan", 2),
-        ("create_global_plan", 0),
+        pytest.param("create_global_plan", 0, marks=pytest.mark.thorough),
         ("finish_plan", 3),
         ("resolve_data", 0),
-        ("resolve_data", 3),
+        pytest.param("resolve_data", 3, marks=pytest.mark.thorough),
     ],
 )
 def test_a_failure_reaches_all_ranks_and_leaves_the_old_checkpoint(

@@ -379,7 +379,7 @@ def test_fsdp2_with_tensor_parallelism_and_its_optimizer(four_ranks: Ranks, tmp_
     assert any("exp_avg_sq" in path for path in full)
 
 
-# What is no plain value, and what is no DCP folder.
+# What is not a plain value, and what is not a DCP folder.
 
 
 class Custom:
@@ -528,7 +528,7 @@ def test_a_path_out_of_the_folder_is_refused(file: str, tmp_path: Path) -> None:
             place.relative_path = file
 
     rewrite(folder, change)
-    with pytest.raises(ManifestError, match="no file of the folder"):
+    with pytest.raises(ManifestError, match="not a file of the folder"):
         import_checkpoint(folder, tmp_path / "imported")
 
 

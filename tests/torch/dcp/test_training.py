@@ -73,7 +73,14 @@ def on_rank_resumed(rank: int, path: Path, mesh_shape: tuple[int, int]) -> list[
     return on_rank_train(model, optimizer, state["step"])
 
 
-@pytest.mark.parametrize("mesh_shape", [(4, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize(
+    "mesh_shape",
+    [
+        pytest.param((4, 1), marks=pytest.mark.thorough),
+        pytest.param((1, 4), marks=pytest.mark.thorough),
+        (2, 2),
+    ],
+)
 def test_training_goes_on_with_the_same_losses(
     four_ranks: Ranks, tmp_path: Path, mesh_shape: tuple[int, int]
 ):

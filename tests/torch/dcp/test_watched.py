@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import xckpt
@@ -73,6 +74,7 @@ def on_rank_watched(rank: int, path: Path) -> list[xckpt.Metrics]:
 
     class Late(dcp.DefaultSavePlanner):
         def create_local_plan(self) -> dcp.SavePlan:
+            dist.barrier()
             time.sleep(0.5 if rank == 1 else 0)
             return super().create_local_plan()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import example, given
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+import xckpt
 from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import MESHES, Case, cases, on_rank_distribute, on_rank_mesh
@@ -278,6 +280,7 @@ def test_fsdp_over_tensor_parallelism(four_ranks: Ranks, grid: tuple[int, ...], 
     assert_fsdp(four_ranks, grid, rows)
 
 
+@pytest.mark.thorough  # `tests/core/geometry/test_placements.py` has these cases without ranks
 def test_fsdp_over_tensor_parallelism_where_the_order_of_cuts_matters() -> None:
     """7 rows on 3 x 2 and 9 on 4 x 2: cutting left to right would give other rows."""
     with Ranks(8) as eight_ranks:
@@ -299,3 +302,26 @@ def assert_fsdp(ranks: Ranks, grid: tuple[int, ...], rows: int) -> None:
         assert ("_StridedShard" in sharding) == (grid[-1] > 1)
         # The last two: torch's own full_tensor agrees, before and after.
         assert checks == [True] * 5
+
+
+def on_rank_tied(rank: int, path: Path) -> tuple[str, list[float], list[float]]:
+    tied = distribute_tensor(torch.zeros(8), on_rank_mesh("4"), [Shard(0)])
+    message = ""
+    try:
+        xckpt.load_into(path, {"same": tied, "other": tied}, unexpected="ignore")
+    except UnsupportedLeafError as error:
+        message = str(error)
+    before = tied.to_local().tolist()
+    xckpt.load_into(path, {"same": tied, "equal": tied}, unexpected="ignore")
+    return message, before, tied.to_local().tolist()
+
+
+def test_tied_dtensors_are_filled_or_refused_by_all(four_ranks: Ranks, tmp_path: Path) -> None:
+    """Only the third rank's shards differ."""
+    numbers = np.arange(8, dtype=np.float32)
+    other = numbers + (numbers == 4)
+    xckpt.save(tmp_path / "c", {"same": numbers, "equal": numbers, "other": other})
+    for rank, (message, before, after) in enumerate(four_ranks.run(on_rank_tied, tmp_path / "c")):
+        assert "rank 2: UnsupportedLeafError" in message
+        assert "same [4, 6) and other [4, 6) share memory" in message
+        assert (before, after) == ([0, 0], [2 * rank, 2 * rank + 1])

@@ -120,7 +120,10 @@ def state_of(leaves: list[torch.Tensor]) -> dict[str, Any]:
 def on_rank_save(
     rank: int, path: Path, given_cases: list[Case], known: bool, group: str = ""
 ) -> int | None:
-    """How often this rank planned for all; None outside the group."""
+    """How often this rank planned for all; None outside the group.
+
+    Each rank is told what is committed, be it brief or the whole manifest.
+    """
     ranks = on_rank_group(group) if group else None
     if group and ranks is None:
         return None
@@ -132,7 +135,8 @@ def on_rank_save(
     knows = DefaultSavePlanner.known_plans if known else lambda *_: None
     knowing = mock.patch.object(DefaultSavePlanner, "known_plans", new=knows)
     with counting as counted, knowing:
-        xckpt.save(path, state, group=ranks)
+        saved = xckpt.save(path, state, group=ranks, metadata={"loss": [0.5, 2**70], "of": rank})
+    assert saved == xckpt.open(path).metadata
     return counted.call_count
 
 

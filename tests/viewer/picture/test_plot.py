@@ -84,7 +84,7 @@ def test_a_view_saves_what_the_ending_says(tmp_path: Path) -> None:
         view.save(tmp_path / "b.png")
     with pytest.raises(ValueError, match=r"b\.html: a leaf is drawn to \.svg, \.png"):
         view.save(tmp_path / "b.html", leaf="w")
-    with pytest.raises(ValueError, match="'step' is no tensor"):
+    with pytest.raises(ValueError, match="has no tensor 'step'"):
         view.save(tmp_path / "b.png", leaf="step")
     assert {path.name for path in tmp_path.iterdir()} == set(starts)
 
@@ -115,7 +115,7 @@ def test_the_command_draws_a_leaf(tmp_path: Path) -> None:
     assert draw_by_command(tmp_path, "w.png").exit_code == 0
     assert (tmp_path / "w.png").read_bytes().startswith(b"\x89PNG")
     for arguments, words in (
-        (["--leaf", "x", "-o", "x.png"], "'x' is no tensor"),
+        (["--leaf", "x", "-o", "x.png"], "has no tensor 'x'"),
         (["-o", "x.png"], "add --leaf NAME"),
         (["--leaf", "w"], "add --output"),
         (["--leaf", "w", "-o", "/nowhere/x.png"], "cannot be written"),

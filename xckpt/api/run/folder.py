@@ -1,4 +1,4 @@
-"""What a `xckpt.CheckpointManager` knows of its roots, the same on every rank, and does there.
+"""The roots of a `xckpt.CheckpointManager`, as all ranks know them, and operations on them.
 
 1. `RunFolder.look` has the coordinator list the roots; what it finds goes to all ranks. Manifests
    that were read before are not read again.
@@ -69,15 +69,15 @@ class RunFolder:
         found = self.find(number)
         return self.path(found[-1] if found else StepRecord(number))
 
-    def look(self, *, afresh: bool = False) -> list[StepRecord]:
-        """The committed steps, by number, but for those known as damaged; collective.
+    def look(self, *, reread: bool = False) -> list[StepRecord]:
+        """The committed steps, by number, except those known as damaged; collective.
 
         Args:
-            afresh: read all manifests again, and forget which steps are damaged.
+            reread: read all manifests again, and forget which steps are damaged.
         """
         from xckpt.storage.run_steps import Steps
 
-        if afresh:
+        if reread:
             self._known, self.damaged = Steps(), set()
         with operation(self.group):
             found = broadcast(self.group, "list the steps", self._listing)
@@ -141,7 +141,7 @@ class RunFolder:
 
         Args:
             policies: of each root; see `xckpt.core.run.keeping`.
-            last: a step that was just committed and stays, though newer ones may be there.
+            last: a step that was just committed and stays, even if newer ones exist.
         """
         if not self.is_coordinator:
             return
@@ -189,7 +189,7 @@ class RunFolder:
         if [record.number for record in records] == [number]:
             raise ValueError(
                 f"step {number} is the only good checkpoint in {self.kept.location}: "
-                f"xckpt.delete({self.path(found[-1])!r}) deletes it all the same"
+                f"xckpt.delete({self.path(found[-1])!r}) deletes it nevertheless"
             )
         with operation(self.group):
             broadcast(self.group, f"delete step {number}", lambda: self._delete(found))
@@ -210,7 +210,7 @@ class RunFolder:
     def empty(self) -> NotACheckpointError:
         """The error for a root without steps."""
         return NotACheckpointError(
-            f"{self.kept.location} holds no step yet; pass default= for what to begin with"
+            f"{self.kept.location} holds no step yet; pass default= to begin without one"
         )
 
     def collect(self) -> None:
@@ -225,7 +225,7 @@ class RunFolder:
 
 
 def key_of(record: StepRecord) -> tuple[bool, str]:
-    """What tells a step from all others of the run."""
+    """A key of a step, unique in the run."""
     return record.temporary, record.name
 
 

@@ -1,4 +1,5 @@
-"""What a `xckpt.CheckpointManager` does without saving: it looks at its run, and restores steps.
+"""The calls of a `xckpt.CheckpointManager` that do not save: they look at its run and restore
+steps.
 
 1. `steps`, `latest` and `best` list the roots when they are called, on the coordinator.
 2. `restore` and `restore_into` wait for the save in the background and load the newest good step
@@ -9,7 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    SupportsIndex,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from xckpt.api.load import load, load_into
 from xckpt.api.parts import Patterns
@@ -18,8 +30,10 @@ from xckpt.api.run.restore import Restored, Skipped, restore_step
 from xckpt.api.run.saves import RunSaves
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity
+from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import Best
 from xckpt.core.run.record import StepRecord
+from xckpt.engine.run.decision import agreed_step
 from xckpt.errors import CorruptCheckpointError
 from xckpt.options import LoadOptions
 
@@ -116,7 +130,7 @@ class RunReading:
         self,
         like: None = None,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         default: object = ...,
         **arguments: Unpack[LoadArguments],
     ) -> Any: ...  # noqa: ANN401  # what the checkpoint holds
@@ -126,7 +140,7 @@ class RunReading:
         self,
         like: Tree,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         default: Tree = ...,
         **arguments: Unpack[LoadArguments],
     ) -> Tree: ...
@@ -135,7 +149,7 @@ class RunReading:
         self,
         like: object = None,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         default: object = _RAISE,
         **arguments: Unpack[LoadArguments],
     ) -> Any:
@@ -169,7 +183,11 @@ class RunReading:
         return default if found is None else found.state
 
     def restore_into(
-        self, state: object, *, step: int | None = None, **arguments: Unpack[IntoArguments]
+        self,
+        state: object,
+        *,
+        step: SupportsIndex | None = None,
+        **arguments: Unpack[IntoArguments],
     ) -> LoadReport | None:
         """Load the newest good step into the tensors of a state, in place; collective.
 
@@ -207,14 +225,21 @@ class RunReading:
         )
         return None if found is None else cast(LoadReport, found.state)
 
-    def _restored(self, step: int | None, load: Callable[[str], object]) -> Restored | None:
+    def _restored(
+        self, step: SupportsIndex | None, load: Callable[[str], object]
+    ) -> Restored | None:
         """Load a step and go on from there; see `restore_step`."""
+        number = agreed_step(
+            self._folder.group,
+            "restore a step; nothing was loaded",
+            lambda: None if step is None else checked_step(step),
+        )
         self._saves.settle()
         try:
-            found = restore_step(self._folder, step, load)
+            found = restore_step(self._folder, number, load)
         except CorruptCheckpointError:
-            if step is None:
-                self._saves.resume(None)  # no step is good, so each is due again
+            if number is None:
+                self._saves.resume(None)  # no step is good, so every policy applies again
             raise
         self.restored = None if found is None else found.record
         self.skipped = () if found is None else found.skipped
@@ -222,10 +247,10 @@ class RunReading:
         self._saves.bases.restored(self.restored)
         return found
 
-    def path(self, step: int) -> str:
+    def path(self, step: SupportsIndex) -> str:
         """Where a step is, or would be saved."""
-        return self._folder.path_of(step)
+        return self._folder.path_of(checked_step(step))
 
     def reload(self) -> None:
         """Read all records again, and forget which steps are damaged; collective."""
-        self._folder.look(afresh=True)
+        self._folder.look(reread=True)

@@ -1,6 +1,8 @@
-"""How a run restores a step: the newest, and where that is damaged the one before it.
+"""How a run restores a step: the newest, or if that is damaged the one before it.
 
-Where a step lies in both roots of a run, the kept one comes first.
+1. Where a step lies in both roots of a run, the kept one comes first.
+2. A step that is deleted while it is read is not damaged: another process has saved a newer
+   one. So the roots are listed again, and the newest untried step comes next.
 """
 
 from __future__ import annotations
@@ -23,24 +25,35 @@ from xckpt.errors import (
 )
 
 DAMAGE = (CorruptCheckpointError, ManifestError, NotACheckpointError, CheckpointReplacedError)
-"""What a load raises where a step is not what was saved, or is deleted while it is read."""
+"""Errors of a load if a step is not what was saved, or is deleted while it is read."""
+GONE = (NotACheckpointError, CheckpointReplacedError)
+"""Errors of a load if a step was deleted after it was listed."""
 LOST = (*DAMAGE, StorageError)
-"""What a load of a temporary step raises where its root was lost, on some host or on all."""
+"""Errors of a load of a temporary step if its root was lost, on some hosts or on all."""
+
+
+def in_short(error: XckptError) -> str:
+    """The first lines of an error, as one.
+
+    Example:
+        >>> in_short(CorruptCheckpointError.listing("run/step-3: 1 chunk", ["w: chunk 0", "x"]))
+        'run/step-3: 1 chunk (w: chunk 0)'
+    """
+    # Of several ranks' failures the first line says how many there are, the next one why.
+    summary, *listed = str(error).splitlines()
+    return summary + (f" ({listed[0].strip().removeprefix('- ')})" if listed else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A step that was not restored, for it is damaged."""
+    """A step that was not restored because it is damaged."""
 
     number: int
     error: XckptError
     """What its load raised."""
 
     def __str__(self) -> str:
-        # Of several ranks' failures the first line says how many there are, the next one why.
-        summary, *listed = str(self.error).splitlines()
-        why = f" ({listed[0].strip().removeprefix('- ')})" if listed else ""
-        return f"step {self.number}: {summary}{why}"
+        return f"step {self.number}: {in_short(self.error)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +81,40 @@ def restore_step(
         CorruptCheckpointError: all steps are damaged, or the one that was named.
     """
     folder.look()
-    chosen = [each for each in reversed(folder.all) if step in (None, each.number)]
+    chosen = _newest_first(folder, step)
     if step is not None and not chosen:
         raise folder.no_such(step)
-    skipped: list[Skipped] = []
-    for record in chosen:
+    skipped: dict[tuple[bool, str], Skipped] = {}
+    while chosen:
+        record = chosen.pop(0)
         try:
             state = load(folder.path(record))
         except XckptError as error:
-            is_last = step is not None and record is chosen[-1]
+            is_last = step is not None and not chosen
             if is_last or not is_damage(error, LOST if record.temporary else DAMAGE):
                 raise
-            skipped.append(Skipped(record.number, error))
+            skipped[key_of(record)] = Skipped(record.number, error)
             folder.damaged.add(key_of(record))
+            if step is None and is_damage(error, GONE):
+                folder.look()
+                there = _newest_first(folder, step)
+                chosen = [each for each in there if key_of(each) not in skipped]
+                for key in skipped.keys() - set(map(key_of, there)):
+                    del skipped[key]
             continue
         folder.damaged.discard(key_of(record))  # it is sound by now
-        _warn(folder, record, skipped)
-        return Restored(state, record, tuple(skipped))
+        found = tuple(skipped.values())
+        _warn(folder, record, found)
+        return Restored(state, record, found)
     if skipped:
         summary = f"{folder.kept.location}: no step is good, so nothing was restored"
-        raise CorruptCheckpointError.listing(summary, map(str, skipped))
+        raise CorruptCheckpointError.listing(summary, map(str, skipped.values()))
     return None
+
+
+def _newest_first(folder: RunFolder, step: int | None) -> list[StepRecord]:
+    """The steps of a number, or all."""
+    return [each for each in reversed(folder.all) if step in (None, each.number)]
 
 
 def _warn(folder: RunFolder, record: StepRecord, skipped: Sequence[Skipped]) -> None:
@@ -102,7 +128,7 @@ def _warn(folder: RunFolder, record: StepRecord, skipped: Sequence[Skipped]) -> 
 
 
 def is_damage(error: XckptError, kinds: tuple[type[XckptError], ...] = DAMAGE) -> bool:
-    """Whether a load failed since the checkpoint is not what was saved, on all failing ranks.
+    """Whether a load failed because the checkpoint is not what was saved, on all failing ranks.
 
     Args:
         error: what the load raised.

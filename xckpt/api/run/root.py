@@ -1,4 +1,4 @@
-"""One of the roots of a run: what lies there, and what is deleted there in the background."""
+"""One root of a run: its steps, and the deletions there in the background."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunRoot:
     Args:
         root: its path or URL.
         rate: most files that are deleted a second; None for as many as go.
-        temporary: whether it may be lost, so that nothing is an error there but a save.
+        temporary: whether it may be lost, so that only saves raise errors there.
     """
 
     def __init__(self, root: Path, rate: float | None, *, temporary: bool = False) -> None:
@@ -67,6 +67,7 @@ class RunRoot:
         from xckpt.storage.run_steps import Steps, committed_steps, described, without
 
         try:
+            self._refuse_file()
             there = committed_steps(self.location)
             read = {(record.number, record.name): record for record in known}
             kept = [read[each] for each in there.items() if each in read]
@@ -80,6 +81,13 @@ class RunRoot:
         records = [*kept, *map(self._own, found.records)]
         steps = Steps(records, list(map(self._own, found.unreadable)))
         return without(steps, self.remover.names)
+
+    def _refuse_file(self) -> None:
+        from xckpt.storage.location import storage_errors
+
+        with storage_errors(self.location):
+            if self.location.folder is not None and self.location.folder.is_file():
+                raise StorageError(f"{self.location} is a file; a run takes a folder")
 
     def _own(self, record: StepRecord) -> StepRecord:
         return replace(record, temporary=True) if self.temporary else record

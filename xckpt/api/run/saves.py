@@ -1,9 +1,10 @@
 """The saves of a run: decided by all ranks together, one at a time in the background.
 
 1. `RunSaves.decide`: the coordinator asks the save policies; its answer reaches every rank.
-2. Where the save in the background has ended by then, every rank takes note of it: a failure is
+2. If the save in the background has ended by then, every rank records that: a failure is
    raised; a step that is committed becomes the last one, and what no policy keeps is deleted.
-3. `RunSaves.begin`: the save before is waited for, then the next one begins.
+3. `RunSaves.begin`: all ranks wait for the save before and check the data saved with the step; then
+   the next save begins.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, SupportsFloat, cast
+from functools import partial
+from typing import Any, SupportsFloat, SupportsIndex, cast
 
 from xckpt.api.run.folder import RunFolder
 from xckpt.api.save import save_async
 from xckpt.core.metadata import JSONValue, Metadata, TensorStorageMetadata
 from xckpt.core.run.bases import Bases
-from xckpt.core.run.names import IfThere, step_name
+from xckpt.core.run.names import OptionalBase, step_name
+from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import KeepPolicy, Moment, SavePolicy, is_due, signals_of
 from xckpt.core.run.record import StepRecord, run_metadata, tensor_bytes
 from xckpt.core.run.rules import rule_texts
@@ -28,6 +31,12 @@ from xckpt.engine.run.preemption import Preemption
 from xckpt.options import SaveOptions
 
 logger = logging.getLogger("xckpt")
+
+NEWER = (
+    "%s: step %d is saved though newer steps are there, up to step %d: restore() finds that one, "
+    "and keep= counts it as the newest; to go on from step %d for good, delete the newer ones: "
+    "checkpoints.delete(%d)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +77,14 @@ class RunSaves:
         """The save in the background."""
         self._shares = False
         """Whether it has a base."""
-        self._decided: tuple[int, Decision] | None = None
-        """What `foresee` has found, for the `decide` that follows."""
+        self._decided: tuple[int | None, Decision] | None = None
+        """The result of `preview`, for the `decide` that follows."""
         self._fault: Exception | None = None
         """What a keep policy raised on the coordinator, to be raised on all ranks."""
         self._answered = False
         """Whether a save was begun since the run was preempted."""
         self._goes_back = False
-        """Whether it was said that newer steps are there than those saved."""
+        """Whether a warning said that newer steps exist than those saved."""
         self.resume(next(iter(folder.look()[-1:]), None))
 
     def resume(self, record: StepRecord | None) -> None:
@@ -88,34 +97,41 @@ class RunSaves:
         ]
         self._last_kept = next(iter(kept[-1:]), None)
 
-    def foresee(self, step: int) -> bool:
+    def preview(self, step: SupportsIndex) -> bool:
         """What `decide` will say at this step; collective."""
         decision = self.decide(step, force=False)
-        self._decided = (step, decision)
+        self._decided = (self._rounds.checked(step), decision)
         return decision.due
 
-    def decide(self, step: int, *, force: bool) -> Decision:
+    def decide(self, step: SupportsIndex, *, force: bool) -> Decision:
         """Whether to save now; collective, once a step.
 
         Raises:
             XckptError: the save in the background has failed.
+            TypeError, ValueError: some rank was given what is not a step.
             Exception: what a policy raised.
         """
+        number = self._rounds.checked(step)
         known, self._decided = self._decided, None
-        if known is not None and known[0] == step and (known[1].due or not force):
+        # A rank with an invalid step takes part, so that the others learn of it.
+        same = known is not None and (number == known[0] or None in (number, known[0]))
+        if known is not None and same and (known[1].due or not force):
             return known[1]
+        if known is not None and not same and known[1].due:
+            self._rounds.leave(number)
         decision = self._rounds.agree(
-            step,
+            number,
             self.signal.asked(),
-            lambda preempted: self._answer(step, force, preempted or self.preempted),
+            lambda preempted: self._answer(number, force, preempted or self.preempted),
         )
         self.preempted = decision.preempted
         if decision.ended:
             self.settle()
         return decision
 
-    def _answer(self, step: int, force: bool, preempted: bool) -> Decision:
+    def _answer(self, step: int | None, force: bool, preempted: bool) -> Decision:
         """The coordinator's decision."""
+        assert step is not None, "a wrong step was raised before"
         self._raise_fault()
         now = time.time()
         ended = self._going is not None and self._going[0].done()
@@ -132,9 +148,9 @@ class RunSaves:
 
     def begin(
         self,
-        step: int,
+        step: SupportsIndex,
         state: object,
-        metrics: Mapping[str, SupportsFloat],
+        metrics: Mapping[str, SupportsFloat] | None,
         metadata: JSONValue,
         decision: Decision,
     ) -> None:
@@ -142,28 +158,21 @@ class RunSaves:
 
         Raises:
             XckptError: the save before has failed; nothing was begun.
-            TypeError: a metric is no number.
+            TypeError: on some rank a metric is not a number, or the metadata are not a dict.
         """
         self.settle()
-        numbers = _numbers(metrics)
-        self._warn_of_newer(step)
-        name = decision.replaced or step_name(step)
-        record = StepRecord(
-            step,
-            decision.time,
-            numbers,
-            name=name,
-            temporary=decision.temporary,
-            keep=rule_texts(self.rules[decision.temporary].keep),
-        )
+        rules = self.rules[decision.temporary]
+        made = partial(_recorded, step, metrics, metadata, decision, rules)
+        record, kept = self._rounds.prepare(self._rounds.checked(step), made)
+        self._warn_of_newer(record.number)
         base = self.bases.base_for(temporary=decision.temporary)
         saving = save_async(
             self.folder.path(record),
             state,
-            # Also what a killed save or deletion has left of this step.
+            # Also the remains of this step from a killed save or deletion.
             overwrite=True,
-            base=None if base is None else IfThere(self.folder.path(base)),
-            metadata=run_metadata(record, metadata),
+            base=None if base is None else OptionalBase(self.folder.path(base)),
+            metadata=kept,
             group=self.folder.group,
             options=self.options,
         )
@@ -171,18 +180,14 @@ class RunSaves:
         self._shares = base is not None
 
     def _warn_of_newer(self, step: int) -> None:
-        """Say once that a run has gone back behind steps that are there."""
+        """Warn once that a run has gone back behind existing steps."""
         newest = next((each.number for each in self.folder.records[-1:]), step)
         if newest <= step:
             self._goes_back = False
         elif self.folder.is_coordinator and not self._goes_back:
             self._goes_back = True
-            logger.warning(
-                "%s: step %d is saved though newer steps are there, up to step %d: restore() finds "
-                "that one, and keep= counts it as the newest; to go on from step %d for good, "
-                "delete the newer ones: checkpoints.delete(%d)",
-                self.folder.kept.location, step, newest, step, newest,
-            )  # fmt: skip
+            where = self.folder.kept.location
+            logger.warning(NEWER, where, step, newest, step, newest)
 
     def settle(self) -> None:
         """Wait for the save in the background, and take note of it.
@@ -194,7 +199,7 @@ class RunSaves:
             return
         saving, record = self._going
         error = saving.exception()
-        self._going = None  # not before: what interrupts the wait ends no save
+        self._going = None  # not earlier: an interrupt of the wait does not end the save
         if error is not None:
             self._answered = False
             error.add_note(
@@ -225,6 +230,12 @@ class RunSaves:
             self.folder.wait()
         self._raise_fault()
 
+    def enter(self) -> None:
+        """The training loop begins; the signal that ended an earlier one was answered."""
+        if self.signal.watch():
+            self.preempted = self._answered = False
+        self.folder.collect()
+
     def leave(self, error: BaseException | None) -> None:
         """The training loop has ended, perhaps by an error, which counts more than a save's.
 
@@ -246,6 +257,26 @@ class RunSaves:
             raise fault
 
 
+def _recorded(
+    step: object, metrics: object, metadata: JSONValue, decision: Decision, rules: Rules
+) -> tuple[StepRecord, JSONValue]:
+    """What is known of a step that is saved, and how it is written.
+
+    Raises:
+        TypeError, ValueError: an argument makes no sense; it is named.
+    """
+    number = checked_step(step)
+    record = StepRecord(
+        number,
+        decision.time,
+        _numbers({} if metrics is None else metrics),
+        name=decision.replaced or step_name(number),
+        temporary=decision.temporary,
+        keep=rule_texts(rules.keep),
+    )
+    return record, run_metadata(record, metadata)
+
+
 def _bytes_of(saved: Metadata) -> int:
     return tensor_bytes(
         (leaf.properties.dtype, leaf.size)
@@ -258,7 +289,7 @@ def _numbers(metrics: object) -> dict[str, float]:
     """The metrics of a step.
 
     Raises:
-        TypeError: they are no mapping from names to numbers.
+        TypeError: they are not a mapping from names to numbers.
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(
@@ -270,11 +301,15 @@ def _numbers(metrics: object) -> dict[str, float]:
 
 def _number(name: object, value: object) -> float:
     """A metric as a float: a number, or an array or tensor of one element."""
+    # torch warns of a loss that has a gradient.
+    value = getattr(value, "detach", lambda: value)()
+    if getattr(value, "size", 0) == 1 and getattr(value, "ndim", 0):
+        value = cast(Any, value).reshape(())  # NumPy takes those without dimensions alone
     if not isinstance(name, str):
         raise TypeError(f"metrics[{name!r}] has no name: a name is a str")
     try:
         if isinstance(value, SupportsFloat):
             return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise TypeError(f"metrics[{name!r}] is no number: {error}") from error
+        raise TypeError(f"metrics[{name!r}] is not a number: {error}") from error
     raise TypeError(f"metrics[{name!r}] is a {type(value).__name__}, and has to be a number")

@@ -1,4 +1,4 @@
-"""The command `xckpt doctor`: what is looked at, and how it is printed."""
+"""The command `xckpt doctor`: what it examines, and how it prints that."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from xckpt.cli.output import Fault, as_json, print_json, say
+from xckpt.cli.shell.complete import files
 
 if TYPE_CHECKING:
     from xckpt.cli.doctor.findings import Diagnosis, Machine, Remark
@@ -35,17 +36,18 @@ VARIABLES: Final = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
     *("GOOGLE_APPLICATION_CREDENTIALS", "WORLD_SIZE", "RANK", "SLURM_NTASKS", "NO_COLOR"),
 )
-"""Those that are shown if they are set; none holds a secret."""
+"""Variables that are shown if they are set; none holds a secret."""
 
 
 @click.command("doctor")
-@click.argument("path", default=".", required=False)
+@click.argument("path", default=".", required=False, shell_complete=files)
 @as_json
 def doctor_command(path: str, as_json: bool) -> None:
-    """Show versions, what the storage at PATH can do, and what will be slow there and why.
+    """Show versions, and what the storage at PATH can do.
 
-    PATH is a folder, which need not exist, or a bucket; the working folder by default. A trial
-    file or key is made there, and removed. Exit code 0: saves will work. 1: they will not.
+    Also says what will be slow there, and why. PATH is a folder, which need not exist, or a bucket;
+    the working folder by default. A trial file or key is made there, and removed. Exit code 0:
+    saves will work. 1: they will not.
     """
     found = diagnosed(path)
     if as_json:

@@ -1,6 +1,6 @@
-"""What `xckpt doctor` says of what it found: no I/O here.
+"""Remarks of `xckpt doctor` on its findings, without I/O.
 
-`Remark` is one line: what will fail, be slow or be otherwise than elsewhere, why, and what to do.
+`Remark` is one line: what will fail, be slow or differ from other storages, why, and what to do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACK: Final = "store small leaves together with SaveOptions(pack_bytes=1 << 18)"
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """What follows from something that was found."""
+    """A conclusion from a finding."""
 
     kind: Literal["fails", "slow", "note"]
     text: str
@@ -81,7 +81,7 @@ def of_local(found: LocalAbilities) -> Iterator[Remark]:
     """What follows from what a file system can do."""
     able = found.able
     if not able.locks:
-        text = "there are no file locks: two saves to one path at once are not told apart"
+        text = "there are no file locks: two concurrent saves to one path are not separated"
         yield Remark("note", f"{text}; save each to a new path")
     if not able.syncs_folders:
         text = "names in a folder are not forced to disk: after a power cut the newest may be gone"

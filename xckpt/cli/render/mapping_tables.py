@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from xckpt.cli.render.tables import empty_table, escaped
+from xckpt.cli.report import counted
 from xckpt.mapping.infer.fold import without_numbers
 from xckpt.mapping.infer.infer import Inference
 from xckpt.mapping.mapping import LeafMapping
@@ -25,7 +26,7 @@ def rule_tables(mapping: LeafMapping) -> Iterator[RenderableType]:
     step: LeafMapping | None = mapping
     while step is not None:
         rows = [(*_rule_cells(rule), rule.exactness) for rule in step.rules]
-        yield _titled(f"{len(rows)} rules", columns, rows)
+        yield _titled(counted(len(rows), "rule"), columns, rows)
         step = step.following
 
 
@@ -46,23 +47,23 @@ def made_table(leaves: Sequence[Mapping[str, Any]]) -> RenderableType:
 def inference_tables(inference: Inference) -> Iterator[RenderableType]:
     """What is certain, assumed, ambiguous, left over; names that differ by a number are one."""
     rules = [_rule_cells(rule) for rule in inference.mapping.rules if not rule.assumes]
-    title = f"{len(inference.certain)} certain, in {len(rules)} rules"
-    yield _titled(title, ("source", "target", "operations"), rules)
+    title = f"{len(inference.certain):,} certain, in {counted(len(rules), 'rule')}"
+    yield _titled(title, ("source", "target", "operations") if rules else (), rules)
     assumed = [(*_rule_cells(rule), rule.assumes) for rule in inference.mapping.assumed]
     if assumed:
-        title = f"\n{len(inference.assumed)} assumed, in {len(assumed)} rules"
+        title = f"\n{len(inference.assumed):,} assumed, in {counted(len(assumed), 'rule')}"
         yield _titled(title, ("source", "target", "operations", "what is assumed"), assumed)
     doubts = (
         (_folded(doubt.sources), _folded(doubt.targets), doubt.reason)
         for doubt in inference.ambiguous
     )
     columns = ("source", "target", "why nothing was chosen", "leaves")
-    yield from _counted(f"{len(inference.ambiguous)} ambiguous", columns, doubts)
+    yield from _counted(f"{len(inference.ambiguous):,} ambiguous", columns, doubts)
     unmatched = inference.unmatched
     for side, left in (("source", unmatched.source), ("target", unmatched.target)):
         reasons = (tuple(map(without_numbers, pair)) for pair in left.items())
         columns = ("name", "what is known", "leaves")
-        yield from _counted(f"{len(left)} left over of the {side}", columns, reasons)
+        yield from _counted(f"{len(left):,} left over of the {side}", columns, reasons)
 
 
 def _rule_cells(rule: Rule) -> tuple[str, str, str]:

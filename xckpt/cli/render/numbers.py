@@ -32,7 +32,7 @@ def elements_document(stored: StoredArray, box: Box) -> dict[str, Any]:
 
 
 def listed(array: np.ndarray[Any, Any]) -> object:
-    """Elements as nested lists: a complex one as [real, imaginary], what is no number as a text.
+    """Elements as nested lists: a complex one as [real, imaginary], what is not a number as a text.
 
     Example:
         >>> listed(np.array([[1.5, np.nan], [np.inf, 2]]))
@@ -47,7 +47,8 @@ def listed(array: np.ndarray[Any, Any]) -> object:
     # Types of ml_dtypes are of kind V or f; the 4-bit integers among them are exact as float.
     if array.dtype.name.startswith(("int", "uint")):
         return array.astype(np.int64).tolist()
-    return _spelled(array.astype(np.float64).tolist())
+    with np.errstate(invalid="ignore"):  # the processor reports each signalling NaN
+        return _spelled(array.astype(np.float64).tolist())
 
 
 def _spelled(value: Any) -> object:  # noqa: ANN401  # lists of lists of floats

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
 from xckpt.cli.listing import Row, shape_text, size_text
@@ -46,12 +46,45 @@ SHOWN_PIECES = 50
 """Pieces of one leaf that a table lists; ``--json`` has them all."""
 
 
+IN_ONE_LINE = ("dtype", "fact", "leaves")
+"""Columns of short words, beside those of numbers."""
+
+LEAST_FOLDED = 16
+"""Characters that a column keeps whose texts are folded."""
+
+
 class SafeConsole(Console):
     """A console that escapes control characters in plain strings; a `Text` is to be `escaped`."""
+
+    def print(self, *objects: Any, **how: Any) -> None:  # noqa: ANN401  # rich's own options
+        """Print, and cut nothing off where a table is wider than the terminal."""
+        super().print(*objects, crop=False, **how)
 
     def render_str(self, text: str, **how: Any) -> Text:  # noqa: ANN401  # rich's own options
         """The text that a string becomes."""
         return super().render_str(printable_lines(text), **how)
+
+
+class PlainTable(Table):
+    """A table that on a narrow terminal is wider than it, rather than break numbers and words."""
+
+    @property
+    def least_width(self) -> int:
+        """Characters without which something is broken that should not be."""
+        return sum(map(self._least, self.columns)) + 2 * (len(self.columns) - 1)
+
+    def _least(self, column: Column) -> int:
+        texts = (
+            cell.cell_len if isinstance(cell, Text) else len(str(cell)) for cell in column.cells
+        )
+        header = len(str(column.header)) if self.show_header else 0
+        widest = max([header, *texts])
+        return widest if column.no_wrap else max(header, min(widest, LEAST_FOLDED))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What is printed."""
+        width = max(options.max_width, self.least_width)
+        return super().__rich_console__(console, options.update_width(width))
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -187,12 +220,19 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def empty_table(*columns: str, right: Sequence[str] = (), header: bool = True) -> Table:
-    """An empty table without lines; the columns of ``right`` are numbers."""
-    table = Table(
+    """An empty table without lines; the columns of ``right`` are numbers.
+
+    Numbers and dtypes stay in one line, other texts are folded.
+    """
+    table = PlainTable(
         box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"
     )
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        is_number = column in right
+        where = "right" if is_number else "left"
+        table.add_column(
+            column, justify=where, overflow="fold", no_wrap=is_number or column in IN_ONE_LINE
+        )
     return table
 
 

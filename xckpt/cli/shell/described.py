@@ -1,4 +1,4 @@
-"""The commands as text: what the page of the manual and the reference of the site are made of."""
+"""The commands as text, for the manual page and the reference of the site."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class CommandText:
-    """What is said of one command."""
+    """The description of one command."""
 
     name: str
     """With the groups that it is in: ``xckpt map infer``."""
@@ -64,9 +64,11 @@ def exit_codes() -> tuple[tuple[str, str], ...]:
         ("1", "`verify`, `map check` or `doctor` found faults, `diff` differences."),
         (
             "2",
-            "The question could not be answered: no checkpoint there, no such leaf, wrong usage.",
+            "The question could not be answered: no checkpoint there, no such leaf, wrong usage, "
+            "or something cannot be read.",
         ),
         ("130", "Interrupted."),
+        ("141", "The reader of its output has closed the pipe."),
     )
 
 

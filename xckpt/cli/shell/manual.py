@@ -1,4 +1,4 @@
-"""The commands `xckpt completion` and `xckpt man`: what a shell and `man` read."""
+"""The commands `xckpt completion` and `xckpt man`: text for a shell and for `man`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:
-    """Print the script by which SHELL completes the commands and options of xckpt.
+    """Print the script that completes commands in SHELL.
 
     bash: eval "$(xckpt completion bash)" in ~/.bashrc. zsh: the same in ~/.zshrc. fish: xckpt
     completion fish > ~/.config/fish/completions/xckpt.fish.
@@ -31,9 +31,9 @@ def completion_command(context: click.Context, shell: str) -> None:
 @click.command("man")
 @click.pass_context
 def manual_command(context: click.Context) -> None:
-    """Print the page of the manual, in roff: xckpt man > xckpt.1.
+    """Print the page of the manual, in roff.
 
-    To read it: xckpt man | man -l -.
+    To read it: xckpt man | man -l -. To keep it: xckpt man > xckpt.1.
     """
     click.echo("\n".join(manual(context.find_root().command)))
 

@@ -32,10 +32,10 @@ TENSOR = "a tensor of which the mapping asserts something"
 def check_assertions(
     assertions: Iterable[Assertion], source: TensorSource, *, memory_bytes: int
 ) -> None:
-    """Read what assertions speak of, and compare; in threads, within the memory.
+    """Read both sides of each assertion and compare, in threads, within the memory.
 
     Raises:
-        MappingError: the data are otherwise; names, for each assertion that fails, one range where.
+        MappingError: assertions fail; names one range for each.
     """
     problems: dict[int, str] = {}
     with Pool(threads=None, budget=memory_bytes) as pool:

@@ -1,4 +1,4 @@
-"""Making a unit: read its sources once each, and copy them to where they belong.
+"""Making a unit: read its sources once each, and copy them to their places.
 
 1. `source_reads` says which boxes of the source tensors a unit reads: one box a tensor if its
    copies lie close together.

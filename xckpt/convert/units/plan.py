@@ -7,8 +7,8 @@
    cut into columns, because its source's chunks are rows. Slabs begin where chunks of the source
    begin, as far as the size allows, and at multiples of what the sink asks for.
 3. The parts are put in the order in which they lie in the sources, and packed.
-4. Where that reads much that is not wanted, as with groups of query, key and value in one tensor,
-   all tensors that share a source are cut into equally many slabs, one of each in a unit.
+4. If that reads much that is not wanted, as with groups of query, key and value in one tensor, all
+   tensors that share a source are cut into equally many slabs, and a unit has one slab of each.
 
 All of this depends on shapes, copies and chunks alone: every process finds the same units.
 """
@@ -109,7 +109,7 @@ def _cut_each(costs: Costs, names: Sequence[str], unit_bytes: int) -> list[WorkU
 
 
 def _cut_alike(costs: Costs, wholes: Sequence[TargetPart], count: int) -> list[WorkUnit]:
-    """Units of some targets, all cut into ``count`` slabs: one of each in a unit."""
+    """Units of some targets that are all cut into ``count`` slabs; a unit has one slab of each."""
     together: list[list[TargetPart]] = [[] for _ in range(count)]
     for whole in wholes:
         best = _best_cut(costs, whole, max(1, costs.nbytes(whole) // count))
@@ -189,7 +189,7 @@ def _best_cut(costs: Costs, part: TargetPart, capacity: int) -> _SlabCut | None:
 def _amplification(costs: Costs, parts: list[TargetPart]) -> float:
     """Bytes fetched for each byte made, of some of the parts.
 
-    What a slab fetches beyond its own the next one fetches again.
+    Bytes that a slab fetches beyond its own are fetched again by the next slab.
     """
     samples = dict.fromkeys(parts[i * (len(parts) - 1) // (SAMPLES - 1)] for i in range(SAMPLES))
     fetched = sum(costs.fetched(costs.reads([part])) for part in samples)
@@ -215,7 +215,7 @@ def _cut_along(costs: Costs, part: TargetPart, axis: int, capacity: int) -> _Sla
 def _source_span(costs: Costs, part: TargetPart, axis: int) -> tuple[int, int]:
     """How far apart, along a target's axis, chunks of the source begin, and where one does.
 
-    Of the largest copy that makes up the part.
+    For the largest copy that makes up the part.
     """
     copy = max(costs.copies(part), key=lambda copy: copy.elements, default=None)
     if copy is None or not copy.source:

@@ -1,11 +1,12 @@
 """Carrying out a rank's share of the units: in this process's threads, or by any executor.
 
 1. `share_units` gives each rank its units.
-2. `UnitShare.make` makes those that no earlier process has noted as written. An `Output` writes
-   what a unit has made, durably, and reports what it wrote; the report is noted, so that the unit
-   need not be made again.
+2. `UnitShare.make` makes those that no earlier process has noted as written. An `Output` writes the
+   parts of a unit durably and returns a report; the report is noted, so that the unit is not made
+   again.
 3. In this process units are made in threads, within a budget of memory. Otherwise an executor's
-   workers call `run_unit`. What goes along pickles; a worker opens the source once and keeps it.
+   workers call `run_unit`. Everything sent to them can be pickled; a worker opens the source once
+   and keeps it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Note = Callable[[WorkUnit, bytes], None]
 
 
 class Output(Protocol):
-    """Where units are written; pickles, so that it can go along with a unit."""
+    """Where units are written; can be pickled, so that it can be sent with a unit."""
 
     def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         """Write the parts of a unit, durably, and report what was written."""
@@ -46,7 +47,7 @@ class Output(Protocol):
 
 
 def share_units(units: Sequence[WorkUnit], rank: int, ranks: int) -> list[WorkUnit]:
-    """A rank's units: to the rank with the fewest bytes goes the next."""
+    """A rank's units: each next unit goes to the rank with the fewest bytes."""
     loads = [0] * ranks
     mine: list[WorkUnit] = []
     for unit in units:
@@ -78,7 +79,7 @@ class UnitShare:
         return sum(unit.target_bytes for unit in self.units)
 
     def make(self, output: Output, digest: bytes, staged: Path | None) -> list[bytes]:
-        """Make and write the units, but for those that are written.
+        """Make and write the units, except those already written.
 
         Args:
             output: where they are written.
@@ -160,7 +161,7 @@ def run_unit(conversion: Conversion, identity: bytes, unit: WorkUnit, output: Ou
         The output's report.
 
     Raises:
-        StorageError: this process finds another source than the one of this identity.
+        StorageError: this process finds a source of another identity.
     """
     opened = _opened(conversion, identity)
     return output.write(unit, make(opened.resolved, opened.source, unit.parts))

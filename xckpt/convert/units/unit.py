@@ -4,8 +4,8 @@
    together.
 2. `source_reads` says which boxes of the source a unit reads: one box for all copies from a tensor
    if little else is in it, and otherwise a box for each copy.
-3. What a unit reads of a source tensor is read once, so that a chunk is read twice only where it
-   lies across the border of two units. `Costs` counts the bytes.
+3. A unit reads each part of a source tensor once, so a chunk is read twice only if it lies across
+   the border of two units. `Costs` counts the bytes.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Box:
         return Box(low, sizes) if all(size > 0 for size in sizes) else None
 
     def whole_chunks(self, chunk: Sequence[int], shape: Sequence[int]) -> Box:
-        """The chunks that the box lies in, from an array's first element on, as far as it reaches.
+        """The range of chunks of an array that the box lies in, clipped to the array.
 
         Example:
             >>> Box((3,), (2,)).whole_chunks((4,), (10,)), Box((9,), (1,)).whole_chunks((4,), (10,))
@@ -280,7 +280,7 @@ def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
 
 
 def _ascend(rows: Int64s) -> bool:
-    """Whether each row comes after the one before it in lexicographic order, as ranks' rows do."""
+    """Whether the rows ascend in lexicographic order, as those of ranks do."""
     less = np.zeros(len(rows) - 1, bool)
     for column in rows.T[::-1]:
         less = (column[:-1] < column[1:]) | ((column[:-1] == column[1:]) & less)
@@ -299,7 +299,7 @@ class Block:
     def of(
         cls, numbered: Iterable[tuple[int, Boxes]], order: NDArray[np.int64] | None = None
     ) -> Block:
-        """The boxes of each leaf number given, of which there is at least one, in an order."""
+        """The boxes of the leaf numbers given (at least one), in that order."""
         numbers, boxes = zip(*numbered, strict=True)
         leaf = np.repeat(np.array(numbers, np.int32), list(map(len, boxes)))
         return cls(leaf if order is None else leaf[order], Boxes.concatenated(boxes, order))
@@ -323,7 +323,7 @@ class Block:
 def expanded(
     numbers: NDArray[np.integer], members: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All members of each group that is numbered: where its number stands, and the member.
+    """All members of the groups with these numbers: the position of the number, and the member.
 
     Args:
         numbers: of groups, (n,).

@@ -17,8 +17,9 @@ class BoxLookup:
     """Finds which of some boxes that do not overlap holds another box.
 
     1. An equal box is found by its hash.
-    2. Else the boxes are sorted by their offset in the dimension that tells most of them apart. The
-       holder begins neither behind the box nor further before its end than the longest one reaches.
+    2. Else the boxes are sorted by their offset in the dimension where most of them differ. The
+       holder does not begin behind the box, nor further before its end than the longest box is
+       long.
 
     Example:
         >>> lookup = BoxLookup(Boxes.of([((0, 0), (2, 4)), ((2, 0), (3, 4))]))
@@ -63,15 +64,15 @@ class BoxLookup:
 
 
 FEW_PAIRS = 1 << 12
-"""Up to so many pairs, `intersect` looks at each."""
+"""With up to this many pairs, `intersect` looks at each."""
 MANY_PAIRS = 1 << 20
-"""About so many pairs it looks at together."""
+"""About this many pairs are looked at together."""
 
 
 def intersect(a: Boxes, b: Boxes) -> tuple[Int64s, Int64s, Boxes]:
     """All non-empty intersections between two sets of boxes.
 
-    1. The boxes of ``b`` are sorted by their offset in the dimension that tells most of them apart.
+    1. The boxes of ``b`` are sorted by their offset in the dimension where most of them differ.
     2. Those that may meet a box stand together: behind all that end before it, and before all that
        begin behind it. Only these are looked at.
 

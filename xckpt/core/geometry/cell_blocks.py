@@ -1,4 +1,4 @@
-"""Very many chunks, some at a time: a shape of a few bytes can mean billions of them.
+"""Large numbers of chunks, some at a time: a shape of a few bytes can mean billions of chunks.
 
 `cell_blocks` cuts a box into runs of whole chunks: along the first dimension behind which a row of
 chunks is within the limit; along the dimensions before that one, row by row.

@@ -70,9 +70,9 @@ def cover_fault(shape: Sequence[int], boxes: Boxes) -> CoverFault | None:
 
 
 def _is_product(shape: Sequence[int], boxes: Boxes) -> bool:
-    """Whether boxes in lexicographic order are those of cuts of each dimension for itself.
+    """Whether boxes in lexicographic order are a product of cuts, one list for each dimension.
 
-    So are most: it is found without cells, and if it is not so, nothing is said of the cover.
+    Most sets of boxes are. This is found without cells; False says nothing about the cover.
     """
     counts: list[int] = []
     together = len(

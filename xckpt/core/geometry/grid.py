@@ -40,7 +40,7 @@ SHATTERED = 4
 """Pieces are chosen where a regular grid has this many times more chunks than the bytes ask for."""
 
 FEW_CELLS = 256
-"""Up to this many chunks are remembered for arrays of the same shape."""
+"""Up to this many chunks are cached for arrays of the same shape."""
 
 OVERSIZE = 8
 """A chunk may exceed the byte target this many times where nothing near the target divides g."""

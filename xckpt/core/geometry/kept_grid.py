@@ -5,8 +5,8 @@ fits (`still_fits`) if each chunk, or zarr shard, lies inside one of the boxes t
 then each has one writer, as in a new grid.
 
 1. One array for the whole tensor fits if no boundary between two boxes lies inside a chunk: per
-   dimension, each interior boundary is a multiple of the chunk's size. That is also necessary, for
-   where a box ends inside a chunk, the chunk goes on in another box.
+   dimension, each interior boundary is a multiple of the chunk's size. That is also necessary:
+   where a box ends inside a chunk, another box holds the rest of the chunk.
 2. An array for each box fits the same boxes and no others.
 """
 

@@ -1,4 +1,4 @@
-"""Which rows of a tensor dimension a rank holds: integer arithmetic, nothing of torch.
+"""Which rows of a tensor dimension a rank holds: integer arithmetic, without torch.
 
 A mesh axis that shards a tensor dimension is a `Cut` of it: into how many parts, and which part is
 this rank's. Several mesh axes may cut one dimension, and torch writes down the order of those cuts
@@ -119,7 +119,7 @@ def length(intervals: Sequence[Interval]) -> int:
 
 
 def cut_order(cuts: Sequence[Cut]) -> list[int] | None:
-    """In which order to cut, if the factors stand for an order; None if they do not.
+    """The order of the cuts, if the factors encode one; else None.
 
     A factor is the number of parts that the earlier ones among the cuts to its right make.
 

@@ -27,10 +27,10 @@ from xckpt.core.geometry.placements import Cut, Interval, combined, nested, read
 from xckpt.core.metadata import Sharding
 
 MOST_DEVICES: Final = 1 << 17
-"""Larger meshes are not looked into: a manifest may claim any."""
+"""Larger meshes are not examined: a manifest may claim any size."""
 
 MOST_WORK: Final = 1 << 20
-"""Intervals that are computed of one dimension, at most."""
+"""Most intervals that are computed for one dimension."""
 
 _PLACEMENT = re.compile(
     r"(?:Replicate\(\)"
@@ -130,14 +130,14 @@ def _factors(sharding: Sharding, rank: int) -> list[dict[int, int]] | None:
 
 
 def _work(factors: Sequence[dict[int, int]], sizes: Sequence[int]) -> int:
-    """How many intervals the dimension that needs most of them has on the way."""
+    """The most intervals that any dimension has while it is cut."""
     return max(
         (prod(sizes[a] * factor for a, factor in each.items()) for each in factors), default=0
     )
 
 
 def _cuts(size: int, factors: dict[int, int], parts: Sequence[int]) -> DimensionCuts:
-    """The cuts of a dimension of ``size`` by the axes given, each of so many parts."""
+    """The cuts of a dimension of ``size`` by the axes given, each of ``parts`` parts."""
     order = sorted(factors)
     in_parts = dict(zip(factors, parts, strict=True))
     intervals: list[tuple[Interval, ...]] = []

@@ -2,8 +2,8 @@
 
 1. `blocks` cuts a stored array into boxes of whole chunks, so that each chunk is read once.
 2. `runs` cuts a box into parts that follow each other in C order, for callers that pass elements
-   on as a stream. A chunk is read again for each run that meets it; runs begin where chunks do
-   wherever a whole row of chunks is not too much.
+   on as a stream. A chunk is read again for each run that meets it; runs begin where chunks begin,
+   if a whole row of chunks fits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where a tensor's boxes are on all processes, where one process knows it without asking.
+"""Where a tensor's boxes are on all processes, as far as one process knows without asking.
 
-1. `Processes` are those that save together: the framework that numbers them, and its number of
-   each rank.
+1. `Processes` are those that save together: the framework that numbers them, and the number of each
+   rank there.
 2. A `Spread` says which boxes each of them holds, and is equal on all processes that know the same.
    `Whole` is everything on every rank; `OnMesh` is cut along the axes of a mesh; `Listed` has each
    box with the process that holds it.
@@ -34,7 +34,7 @@ class Processes:
     framework: str
     """``"torch"``, ``"jax"``; empty where no numbers but those of the group are known."""
     numbers: Int64s
-    """The framework's number of each rank, (ranks,)."""
+    """The number of each rank in the framework, (ranks,)."""
 
     def ranks(self, numbers: NDArray[np.integer]) -> Int64s | None:
         """The ranks of processes, (n,); None if one is not in the group."""
@@ -49,7 +49,7 @@ Held = tuple[Int64s, Boxes]
 
 
 class Spread(Hashable, Protocol):
-    """Who holds which box of a tensor; spreads of equal content are best equal."""
+    """Which process holds which box of a tensor. Spreads of equal content should compare equal."""
 
     def says(self) -> bytes:
         """What it says: the same bytes on all processes that know the same."""

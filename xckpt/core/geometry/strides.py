@@ -14,7 +14,7 @@ def is_one_to_one(shape: Sequence[int], strides: Sequence[int], item: int = 1) -
     """Whether no two elements of a view share memory; False also where that is not known.
 
     1. Axes are put in the order of their strides. Where each steps over all that the faster ones
-       reach, no two elements meet: so it is in whatever slicing and transposing make.
+       reach, no two elements meet. Every view made by slicing and transposing is so.
     2. Else the places of all elements are compared, if they are few.
 
     Args:

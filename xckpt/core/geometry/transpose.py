@@ -40,7 +40,7 @@ SMALL_BYTES = 1 << 18
 LINE_BYTES = 64
 """A cache line."""
 LONG_BYTES = 512
-"""Rows of so many bytes are copied as quickly as memory goes, however they are ordered."""
+"""Rows of this many bytes are copied at the speed of memory, in whatever order."""
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _WIDE = (np.complex128, np.uint64, np.uint32, np.uint16)
@@ -61,7 +61,7 @@ def copy_bits(target: Array, source: Array) -> None:
     """
     if target.shape != source.shape or target.dtype.itemsize != source.dtype.itemsize:
         raise ValueError(
-            f"{source.dtype} of shape {source.shape} has not the elements of {target.dtype} of "
+            f"{source.dtype} of shape {source.shape} does not match {target.dtype} of "
             f"shape {target.shape}"
         )
     if _has_long_rows(target, source):

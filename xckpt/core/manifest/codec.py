@@ -11,8 +11,8 @@ spelling, where the digest is taken of the exact bytes of ``checkpoint``. To rea
 4. Refuse it if it takes more memory than allowed (`xckpt.core.manifest.memory`).
 5. Check it against the rules (`xckpt.core.manifest.rules`), before anything is allocated.
 
-`to_metadata` gives it in the planners' words: what a leaf is, is made when it is asked for
-(`Described`), and a grid once for all leaves that are alike.
+`to_metadata` gives it in the planners' words: the description of a leaf is made when it is asked
+for (`Described`), and a grid once for all leaves that are alike.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def build(
     """The manifest of a planned checkpoint whose values are known.
 
     Raises:
-        ManifestError: a value is missing, or metadata is no JSON.
+        ManifestError: a value is missing, or metadata is not JSON.
     """
     tensors = draft(metadata, codecs=codecs)
     return complete(tensors, metadata, values, root=root, digests=digests)
@@ -98,14 +98,14 @@ def draft(
     dimension_names: Mapping[str, Sequence[str]] | None = None,
     pack_bytes: int | None = 0,
 ) -> Manifest:
-    """The manifest of a planned checkpoint as far as it is known before the values are.
+    """The manifest of a planned checkpoint, before the values are known.
 
     It has the tensors, and no containers, which may hold nothing but values. ``dimension_names``
     name the dimensions of some tensors, by their leaf names. ``pack_bytes`` is None for what suits
     the tensors (`default_pack_bytes`).
 
     Raises:
-        ManifestError: metadata is no JSON.
+        ManifestError: metadata is not JSON.
         ValueError: dimensions of no tensor are named.
     """
     grids: dict[int, _GridFields] = {}
@@ -139,7 +139,7 @@ def complete(
     """A draft with what is known at the end.
 
     Raises:
-        ManifestError: a value is missing, or metadata is no JSON.
+        ManifestError: a value is missing, or metadata is not JSON.
     """
     entries: dict[str, TensorEntry | ValueEntry | BytesEntry] = {
         **{leaf.name: leaf for leaf in draft.leaves},
@@ -198,7 +198,7 @@ def to_metadata(manifest: Manifest, entries: Mapping[str, Entry] | None = None) 
 
     Args:
         manifest: what to describe.
-        entries: leaf name -> entry, where that is there already.
+        entries: leaf name -> entry, if the caller has made it already.
     """
     if entries is None:
         entries = {leaf.name: leaf for leaf in manifest.leaves}

@@ -2,7 +2,7 @@
 
 A manifest may have a million leaves, most of which are alike but in name.
 
-1. `decoded_bytes` says from above what they will take, before any is decoded.
+1. `decoded_bytes` is an upper bound of the memory that they will take, before any is decoded.
 2. `decode_body` takes the leaves as texts first and has `decode_leaves` decode each by itself. What
    leaves have in common (element types, shapes, chunk shapes, shardings) is one object for all, and
    a text that differs from an earlier one in the name alone is not decoded again.
@@ -63,7 +63,7 @@ class _Sharing:
         self._values: dict[object, object] = {}
 
     def one(self, value: Shared) -> Shared:
-        """The one that is equal, if there was one lately."""
+        """An equal value that was met before, if it is still remembered."""
         if len(self._values) >= MOST_SHARED:
             self._values.clear()
         return self._values.setdefault(value, value)  # type: ignore[return-value]
@@ -100,7 +100,7 @@ def decode_leaves(
         The leaves, and whether all are spelled as this library spells them.
 
     Raises:
-        msgspec.MsgspecError: one is no leaf; the message has its place.
+        msgspec.MsgspecError: one is not a leaf; the message has its place.
 
     Example:
         >>> leaves = [msgspec.Raw(b'{"kind":"value","name":"n","type":"int","value":"0x7"}')]
@@ -202,7 +202,7 @@ def decode_body(body: memoryview, memory_bytes: int | None) -> Manifest:
 
 
 def _refuse_repeated_names(body: memoryview, memory_bytes: int | None) -> None:
-    """In a text as this library spells it, which is soon seen, no name comes twice."""
+    """A text in this library's spelling, which is quick to see, has no name twice."""
     text = bytes(body)
     if memory_bytes is not None:
         what = f"the manifest of {len(text):,} bytes, which another library spelled,"

@@ -74,13 +74,13 @@ class BytesEntry(_Strict, frozen=True, tag="bytes", tag_field="kind"):
 
 
 MANY_PIECES = 1 << 16
-"""Of more pieces than so many the root does not repeat the metadata."""
+"""The root does not repeat the metadata of more pieces than this."""
 EDITION = 2
 """Of new zarr.json documents. The first named no dimensions, and had all metadata in the root."""
 
 
-class Manifest(_Strict, frozen=True):
-    """All that a checkpoint is, but for the data."""
+class Manifest(_Strict, frozen=True, dict=True, gc=True):
+    """Everything in a checkpoint but the data; counts of it are cached beside it."""
 
     leaves: tuple[TensorEntry | ValueEntry | BytesEntry, ...]
     digests: str
@@ -95,7 +95,7 @@ class Manifest(_Strict, frozen=True):
     planner: Any = None
     """What planners merged."""
     pack_bytes: int = 0
-    """Arrays with chunks of up to so many bytes lie in packs (`xckpt.core.manifest.packs`)."""
+    """Arrays with chunks of up to this many bytes lie in packs (`xckpt.core.manifest.packs`)."""
     packs: int = 0
     """How many packs there are."""
     places: str = ""
@@ -257,7 +257,7 @@ class DocumentTree:
     def __init__(self, codecs: tuple[str, ...], edition: int = EDITION) -> None:
         self._codecs, self._edition = codecs, edition
         self._lacking: set[str] = set()
-        """The element types that zarr-python has not."""
+        """The element types that zarr-python lacks."""
         self._arrays: dict[str, msgspec.Raw] = {}
         """Path -> metadata, as in the root's."""
         self._groups: dict[str, msgspec.Raw] = {}

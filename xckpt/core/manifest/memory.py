@@ -25,7 +25,10 @@ from xckpt.core.tree import DEEPEST
 from xckpt.errors import ManifestError
 
 LEAST_LIMIT: Final = 1 << 26
-"""A manifest that takes so little (bytes) is always read."""
+"""A manifest that takes no more than this (bytes) is always read."""
+
+RAISE: Final = "raise LoadOptions(memory_bytes=), to convert SaveOptions(memory_bytes=)"
+"""What to do."""
 
 _JSON_COSTS: Final[Mapping[bytes, int]] = {b"{": 100, b"[": 64, b",": 32, b'"': 32}
 """Sign -> bytes of the object that begins or ends with it; measured with CPython 3.11."""
@@ -73,8 +76,11 @@ def described_bytes(manifest: Manifest) -> int:
         >>> described_bytes(Manifest((TensorEntry("a/b", "int8", (4,), (4,)),), ""))
         800
     """
-    tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
-    pieces = {id(leaf.pieces): len(leaf.pieces) for leaf in tensors if leaf.pieces is not None}
+    pieces = {
+        id(leaf.pieces): len(leaf.pieces)
+        for leaf in manifest.leaves
+        if isinstance(leaf, TensorEntry) and leaf.pieces is not None
+    }
     return sum(pieces.values()) * _PIECE + _count_containers(manifest) * _CONTAINER
 
 
@@ -114,10 +120,11 @@ def check_memory(size: int, what: str, memory_bytes: int) -> None:
         Traceback (most recent call last):
         ...
         xckpt.errors.ManifestError: the manifest of 9 leaves takes about 1.0 GiB of memory, more \
-than memory_bytes (256.0 MiB); raise LoadOptions(memory_bytes=)
+than memory_bytes (256.0 MiB); raise LoadOptions(memory_bytes=), to convert \
+SaveOptions(memory_bytes=)
     """
     if size > max(memory_bytes, LEAST_LIMIT):
         raise ManifestError(
             f"{what} takes about {readable_bytes(size)} of memory, more than memory_bytes "
-            f"({readable_bytes(memory_bytes)}); raise LoadOptions(memory_bytes=)"
+            f"({readable_bytes(memory_bytes)}); {RAISE}"
         )

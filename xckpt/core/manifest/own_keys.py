@@ -14,7 +14,6 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Final
 
 from xckpt.core.dtypes import item_size
@@ -107,7 +106,8 @@ BY_SHAPE: Final = OwnKeys(by_shape=True)
 
 
 def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
-    """Key and bytes of every object that a manifest implies, in its root; the manifest's own not.
+    """Key and bytes of every object that a manifest implies, in its root; the manifest itself left
+    out.
 
     What codecs and the padding of edge chunks add is not counted. Packs are not among them: their
     names stand in the file of places.
@@ -142,6 +142,12 @@ def own_among(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str
     """
     kinds = list(kinds)
     own = {key for key in keys if any(kind.owns(key) for kind in kinds)}
-    above = {str(parent) for key in own for parent in PurePosixPath(key).parents}
+    found = own | {above for key in own for above in _above(key)}
     left = tuple(f"{key}/" for key in kept if key)
-    return [key for key in keys if key in own | above and not f"{key}/".startswith(left)]
+    return [key for key in keys if key in found and not f"{key}/".startswith(left)]
+
+
+def _above(key: str) -> Iterator[str]:
+    """The folders above a key."""
+    while key := key.rpartition("/")[0]:
+        yield key

@@ -28,7 +28,7 @@ PACKS: Final = "xckpt.packs"
 PLACES: Final = f"{PACKS}/places"
 """Key of the names of all packs and of the places of all packed chunks."""
 PACK_BYTES: Final = 1 << 24
-"""A pack has no chunk more when it has so many bytes."""
+"""A pack gets no further chunk once it has this many bytes."""
 NAME_BYTES: Final = 16
 """Bytes of a pack's name in `PLACES`."""
 PLACE: Final = np.dtype([("pack", "<u8"), ("offset", "<u8")])
@@ -102,7 +102,7 @@ def runs(
     Args:
         offsets: first byte of each chunk, (n,).
         lengths: bytes of each, (n,), at least 1.
-        gap: bytes that may be read in vain between two chunks.
+        gap: bytes that may be read needlessly between two chunks.
         most: bytes of a run, but for a longer chunk.
 
     Example:

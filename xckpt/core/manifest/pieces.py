@@ -68,18 +68,18 @@ class Pieces(
         return cls(columns[0].shape[1], *(column.tobytes() for column in columns))
 
     def take(self, numbers: Int64s) -> Pieces:
-        """Some of the pieces, in an order; they cover the tensor no more."""
+        """Some of the pieces, in an order; they no longer cover the tensor."""
         columns = (self._column(column)[numbers].tobytes() for column in self.columns)
         return Pieces(self.rank, *columns)
 
     @property
     def columns(self) -> list[bytes]:
-        """Those that there are."""
+        """The columns that are set."""
         columns = self.offset, self.shape, self.chunk, self.shard
         return [column for column in columns if column is not None]
 
     def fault(self) -> str:
-        """What makes the columns none of pieces; empty if they are."""
+        """Why the columns do not describe pieces; empty if they do."""
         if not 1 <= self.rank <= MAX_RANK:
             return f"pieces of {self.rank} dimensions"
         if any(len(column) != len(self) * self.rank * 8 for column in self.columns):

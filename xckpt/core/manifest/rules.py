@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from math import prod
 from typing import Final
@@ -51,20 +51,22 @@ MAX_PACK_BYTES: Final = 1 << 29
 SMALL_CHUNK: Final = 1 << 18
 """A chunk up to this size, bytes, takes as long as any smaller one where it is an object."""
 FEW_OBJECTS: Final = 256
-"""So many small objects are no burden, and any zarr reader lists them."""
+"""Up to this many small objects are no burden, and any zarr reader lists them."""
 
 Entry = TensorEntry | ValueEntry | BytesEntry
 Kind = tuple[str, Shape, Shape, Shape | None]
 """What leaves that are one array have in common: dtype, shape, chunk, zarr shard."""
 
+MOST_FAULTS: Final = 1 << 10
+"""Faults of a manifest that are listed."""
 TOGETHER: Final = 1 << 11
 """Leaves that are counted at a time."""
 
-_ROOT = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+_ROOT = re.compile(r"([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?")
 
 
 def problems(manifest: Manifest) -> list[str]:
-    """A line for everything in a manifest that breaks a rule; empty if nothing does."""
+    """A line for everything in a manifest that breaks a rule; of many about `MOST_FAULTS`."""
     if count_pieces(manifest) > MAX_PIECES:
         return [f"{many_pieces(manifest)}; at most {MAX_PIECES:,}"]
     faults = [*_head_problems(manifest), *_name_problems(manifest)]
@@ -73,6 +75,8 @@ def problems(manifest: Manifest) -> list[str]:
     }
     known: _Known = {}
     for leaf in manifest.leaves if bad else ():
+        if len(faults) >= MOST_FAULTS:
+            return faults
         kind = kind_of(leaf)
         lines = _leaf_problems(leaf, known) if kind is None else bad.get(kind, ())
         faults.extend(f"{leaf.name[:80]}: {problem}" for problem in lines)
@@ -110,19 +114,20 @@ def _head_problems(manifest: Manifest) -> Iterator[str]:
         yield f"edition {manifest.zarr_json} of the zarr.json documents is not known"
     if not 0 <= manifest.pack_bytes <= MAX_PACK_BYTES or not 0 <= manifest.packs <= MAX_CHUNKS:
         yield f"{manifest.packs} packs of chunks up to {manifest.pack_bytes} bytes"
-    root = manifest.root
-    if root and (not _ROOT.fullmatch(root) or {".", ".."} & set(root.split("/"))):
-        yield f"the root {root[:80]!r} is no folder of the checkpoint"
+    if manifest.places and not manifest.packs:
+        yield "a digest of places, but no packs"
+    if not _ROOT.fullmatch(root := manifest.root) or {".", ".."} & set(root.split("/")):
+        yield f"the root {root[:80]!r} is not a folder of the checkpoint"
 
 
 def _name_problems(manifest: Manifest) -> list[str]:
-    faults: list[str] = []
-    names: set[str] = set()
+    faults, names = list[str](), set[str]()
     for leaf in manifest.leaves:
-        if leaf.name in names:
+        if leaf.name in names and len(faults) < MOST_FAULTS:
             faults.append(f"{leaf.name[:80]}: two leaves have this name")
         names.add(leaf.name)
-    faults += map(_name_fault, odd_names(chain(names, manifest.containers), DEEPEST))
+    odd = odd_names(chain(names, manifest.containers), DEEPEST)
+    faults += map(_name_fault, islice(odd, MOST_FAULTS))
     if not faults:
         try:
             check_names(names, manifest.containers)
@@ -132,7 +137,7 @@ def _name_problems(manifest: Manifest) -> list[str]:
 
 
 def check_names(names: Collection[str], containers: Mapping[str, str]) -> None:
-    """Refuse names of which `unflatten` can make no tree, without making one.
+    """Refuse names of which `unflatten` cannot make a tree, without making one.
 
     Args:
         names: of leaves, each as `xckpt.core.names` writes it; quick to look up.
@@ -183,7 +188,7 @@ def check_names(names: Collection[str], containers: Mapping[str, str]) -> None:
 def _name_fault(name: str) -> str:
     """What is wrong with one of `odd_names`."""
     if not is_name(name):
-        return f"{name[:80]!r} is no name as the format writes them"
+        return f"{name[:80]!r} is not a name as the format writes them"
     return f"{name[:80]}: more than {DEEPEST} containers deep"
 
 
@@ -258,7 +263,7 @@ def _grid_problems(shape: Shape, chunk: Shape, shard: Shape | None, item: int) -
             yield f"{what} shape {cell} does not suit shape {shape}, or is over {most}"
             return
     if shard is not None and any(outer % inner for outer, inner in zip(shard, chunk, strict=True)):
-        yield f"shard shape {shard} is no multiple of chunk shape {chunk}"
+        yield f"shard shape {shard} is not a multiple of chunk shape {chunk}"
 
 
 def many_pieces(manifest: Manifest, most: int = 0) -> str:
@@ -299,40 +304,39 @@ def kinds(manifest: Manifest) -> Iterator[tuple[Kind | None, int]]:
 
 def count_chunks(manifest: Manifest) -> int:
     """How many chunks a checkpoint has; each has a digest."""
-    return _total(manifest, lambda kind: count_cells(kind[1], kind[2]), chunks_of)
+    return _counts(manifest)[0]
 
 
 def count_packed(manifest: Manifest) -> int:
     """How many chunks lie in packs."""
+    return _counts(manifest)[1]
+
+
+def _counts(manifest: Manifest) -> tuple[int, int]:
+    """How many chunks there are, and how many in packs: counted once, and kept by the manifest."""
+    kept = vars(manifest)
+    if "counts" in kept:
+        return kept["counts"]
+    chunks = packed = others = 0
     most = manifest.pack_bytes
-
-    def of_kind(kind: Kind) -> int:
-        _, chunks, packed = regular(*kind, most)
-        return chunks * packed
-
-    def of_other(leaf: Entry) -> int:
-        return sum(array.count for array in leaf_arrays(leaf) if is_packed(array, most))
-
-    return _total(manifest, of_kind, of_other) if most else 0
-
-
-def _total(
-    manifest: Manifest,
-    of_kind: Callable[[Kind], int],
-    of_other: Callable[[Entry], int],
-) -> int:
-    """A sum over all leaves, of which those of one kind are asked about together."""
-    total = others = 0
     for kind, count in kinds(manifest):
-        others += count if kind is None else 0
-        total += 0 if kind is None else of_kind(kind) * count
-    return total + sum(of_other(each) for each in manifest.leaves if others and not kind_of(each))
+        if kind is None:
+            others += count
+            continue
+        _, of_one, is_small = regular(*kind, most)
+        chunks, packed = chunks + of_one * count, packed + of_one * count * is_small
+    for leaf in manifest.leaves if others else ():
+        if kind_of(leaf) is None:
+            chunks += chunks_of(leaf)
+            arrays = leaf_arrays(leaf) if most else ()
+            packed += sum(each.count for each in arrays if is_packed(each, most))
+    return kept.setdefault("counts", (chunks, packed))
 
 
 def count_pieces(manifest: Manifest) -> int:
     """How many pieces the leaves of a checkpoint have together."""
-    tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
-    return sum(len(leaf.pieces or ()) for leaf in tensors)
+    cuts = [leaf.pieces for leaf in manifest.leaves if isinstance(leaf, TensorEntry)]
+    return sum(map(len, filter(None, cuts)))
 
 
 def chunks_of(leaf: Entry) -> int:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import functools
+from array import array as array_of
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from xckpt.core.manifest.entries import Manifest, TensorEntry, is_packed, leaf_a
 from xckpt.core.manifest.rules import Kind, chunks_of
 
 KEPT = 1 << 16
-"""So many pieces of leaves are kept, once they are made."""
+"""At most this many pieces of leaves are kept once they are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,26 @@ class StoredArrays(Mapping[str, Sequence[ZarrArray]]):
     def numbers(self) -> Mapping[str, int]:
         """Leaf name -> its number in the manifest."""
         return {leaf.name: number for number, leaf in enumerate(self._leaves)}
+
+    def numbers_of(self, names: Sequence[str]) -> Sequence[int]:
+        """The numbers of leaves by their names, which mostly come in the manifest's order.
+
+        Then no table of all names is made.
+
+        Example:
+            >>> tensors = tuple(TensorEntry(name, "int8", (4,), (4,)) for name in "abc")
+            >>> stored = StoredArrays(Manifest(tensors, ""))
+            >>> [*stored.numbers_of(["a", "c", "c"])], [*stored.numbers_of(["b", "a"])]
+            ([0, 2, 2], [1, 0])
+        """
+        numbers, at = array_of("q"), 0
+        for name in names:
+            while at < len(self._leaves) and self._leaves[at].name != name:
+                at += 1
+            if at == len(self._leaves):
+                return array_of("q", [self.numbers[name] for name in names])
+            numbers.append(at)
+        return numbers
 
     def dtype(self, number: int) -> str:
         """The element type of leaf ``number``."""

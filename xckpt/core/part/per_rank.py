@@ -1,4 +1,4 @@
-"""A leaf or a tree that each rank has its own of: a random number generator's state, a position.
+"""A leaf or a tree of which each rank has its own: a random number generator's state, a position.
 
 1. A caller marks it with `PerRank`. For the tree it is a container with one child, whose key has
    the rank in it, so that each rank saves under a name of its own, and loads from there again.

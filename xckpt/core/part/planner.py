@@ -1,8 +1,8 @@
 """Loading a part of a checkpoint: any planner, shown that part as if it were a checkpoint.
 
-The planner plans as ever, with the names that the leaves have in the part. In what it hands to the
-engine, `PartPlanner` gives the items the names of the checkpoint, and takes them away again in what
-the engine and the storage hand to the planner.
+The planner plans as always, with the names that the leaves have in the part. In what it hands to
+the engine, `PartPlanner` gives the items the names of the checkpoint, and takes them away again in
+what the engine and the storage hand to the planner.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from xckpt.core.adapter import Adapters
+from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import Metadata
 from xckpt.core.part.selection import Selection
 from xckpt.core.plan.items import LoadPlan, ReadItem
@@ -34,6 +35,12 @@ class PartPlanner(LoadPlanner):
     def begin_load(self, *, in_place: bool) -> None:
         """Tell the planner what the load is."""
         self._planner.begin_load(in_place=in_place)
+        self.in_place = self._planner.in_place
+
+    @property
+    def targets(self) -> Mapping[str, TargetLeaf | None]:
+        """The planner's, by the names that they have in the part."""
+        return self._planner.targets
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Hand the adapters on."""

@@ -1,4 +1,4 @@
-"""What several ranks are to have alike, as far as it is small enough to compare.
+"""Replicas that are small enough to compare between ranks.
 
 A plain tensor or a Python value that several ranks save under one name is a replica: one rank's is
 stored. If it differs by rank, the others' would be lost. So small ones are compared, the smallest

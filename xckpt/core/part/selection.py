@@ -74,7 +74,7 @@ class Selection:
         """The part that a caller asks for.
 
         Raises:
-            TypeError: ``at`` or a pattern is no str.
+            TypeError: ``at`` or a pattern is not a str.
             ValueError: ``select`` has no pattern, or an empty one.
         """
         if not isinstance(at, str):

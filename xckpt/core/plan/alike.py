@@ -1,7 +1,7 @@
 """Do the ranks of a load want each leaf in one dtype?
 
-Another dtype than the stored one is an error without ``cast``. With it, a leaf whose parts came in
-several dtypes would be no tensor of any: so the ranks say which they want.
+Another dtype than the stored one is an error without ``cast``. With ``cast``, all ranks must want
+the same dtype of a leaf: a tensor has one dtype. So the ranks say which they want.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.problem import Problem
-from xckpt.errors import PlanError, spelled_ranks
+from xckpt.errors import PlanError, ranks_in_words
 
 
 def wanted_dtypes(targets: Mapping[str, TargetLeaf | None]) -> dict[str, str]:
@@ -46,5 +46,5 @@ def check_alike(plans: Sequence[LoadPlan]) -> None:
 
 
 def _problem(name: str, wanted: Mapping[str, Sequence[int]]) -> Problem:
-    each = [f"as {dtype} on {spelled_ranks(ranks)}" for dtype, ranks in wanted.items()]
+    each = [f"as {dtype} on {ranks_in_words(ranks)}" for dtype, ranks in wanted.items()]
     return Problem(name, kind="dtype", text=f"wanted {', but '.join(each)}")

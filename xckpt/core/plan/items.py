@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol, cast, overload, runtime_checkable
+from typing import Final, cast, overload
 
 import msgspec
 import numpy as np
@@ -107,31 +107,6 @@ class ReadItem:
 
 
 @dataclass(frozen=True, slots=True)
-class BriefData:
-    """A storage's own data for a rank, which say nothing that the rank's leaf table says."""
-
-    content: object
-    """As it has travelled."""
-    table: LeafTable
-    """That of the rank's share."""
-    place: object = None
-    """Where the data are of an earlier save: what `CanBeBrief.place` says of this one."""
-
-
-@runtime_checkable
-class CanBeBrief(Protocol):
-    """A storage's data for a rank that can be said in the words of its leaf table."""
-
-    def brief(self, table: LeafTable) -> object:
-        """What travels to a rank that knows the table; there it becomes `BriefData`."""
-        ...
-
-    def place(self) -> object:
-        """What is another in each save, though its plan be the same."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
 class SavePlan:
     """What a rank can write; after the global step, what it has to write."""
 
@@ -189,6 +164,7 @@ class LeafRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 LeafTable = tuple[LeafRow, ...]
 """What each leaf of a plan is, by its number."""
+_NO_NUMBERS: Final = np.zeros(0, np.int64)
 
 
 class WriteItems(Sequence[WriteItem]):
@@ -216,7 +192,7 @@ class WriteItems(Sequence[WriteItem]):
         self.of_kinds = tuple(blocks)
         self.kinds = np.arange(len(table), dtype=np.int32) if kinds is None else kinds
         self._blocks = self.of_kinds if kinds is None else None
-        self._order: list[int] = []
+        self._order: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -265,16 +241,27 @@ class WriteItems(Sequence[WriteItem]):
         return sum(int(counts[block.leaf].sum()) for block in self.of_kinds)
 
     def __iter__(self) -> Iterator[WriteItem]:
-        items: list[WriteItem] = []
-        for block in self.of_kinds:
-            boxes = list(block.boxes)
-            alike: list[TensorWriteData | None] = [None] * len(boxes)
-            pairs: list[list[int]] = np.stack(block.leaves(self.kinds), axis=1).tolist()
-            for number, leaf in pairs:
-                item = self._item(leaf, boxes[number], alike[number])
-                alike[number] = item.tensor_data
-                items.append(item)
-        return (items[place] for place in self._places())
+        return self.chosen(slice(None))
+
+    def chosen(self, numbers: slice | NDArray[np.int64]) -> Iterator[WriteItem]:
+        """The items with these numbers, each made when its turn comes: they may be very many."""
+        boxes = [box for block in self.of_kinds for box in block.boxes]
+        alike: list[TensorWriteData | None] = [None] * len(boxes)
+        leaf, box = self._columns()
+        # A memoryview makes one number at a time.
+        for of, at in zip(leaf[numbers].data, box[numbers].data, strict=True):
+            item = self._item(of, boxes[at], alike[at])
+            alike[at] = item.tensor_data
+            yield item
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of the box of each item, (n,); 0 of a value."""
+        dtypes = {row.dtype for row in self.table}  # a value has none
+        widths = {dtype: item_size(dtype) if dtype else 0 for dtype in dtypes}
+        width = np.array([widths[row.dtype] for row in self.table], np.int64)
+        leaf, box = self._columns()
+        elements = np.concatenate([_NO_NUMBERS, *(block.boxes.elements for block in self.of_kinds)])
+        return width[leaf] * elements[box]
 
     @overload
     def __getitem__(self, index: int) -> WriteItem: ...
@@ -283,18 +270,26 @@ class WriteItems(Sequence[WriteItem]):
     def __getitem__(self, index: int | slice) -> WriteItem | list[WriteItem]:
         if isinstance(index, slice):
             return list(self)[index]
-        place = self._places()[index]
-        for block in self.blocks:
-            if place < len(block.leaf):
-                return self._item(int(block.leaf[place]), block.boxes[place])
-            place -= len(block.leaf)
+        leaves, boxes = self._columns()
+        leaf, number = int(leaves[index]), int(boxes[index])
+        for block in self.of_kinds:
+            if number < len(block.leaf):
+                return self._item(leaf, block.boxes[number])
+            number -= len(block.leaf)
         raise AssertionError("unreachable")
 
-    def _places(self) -> list[int]:
-        """Where each item is in the blocks, one block after the other; items are in leaf order."""
-        if not self._order:
-            leaves = [block.leaf for block in self.blocks] or [np.zeros(0, np.int32)]
-            self._order = np.argsort(np.concatenate(leaves), kind="stable").tolist()
+    def _columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The leaf of each item, in leaf order, and the number of its box among all blocks'."""
+        if self._order is None:
+            leaves, boxes, before = [_NO_NUMBERS], [_NO_NUMBERS], 0
+            for block in self.of_kinds:
+                box, leaf = block.leaves(self.kinds)
+                leaves.append(leaf)
+                boxes.append(box + before)
+                before += len(block.leaf)
+            leaf = np.concatenate(leaves)
+            order = np.argsort(leaf, kind="stable")
+            self._order = leaf[order], np.concatenate(boxes)[order]
         return self._order
 
     def __add__(self, other: Iterable[WriteItem]) -> list[WriteItem]:

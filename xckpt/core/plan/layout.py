@@ -4,7 +4,8 @@ For each leaf, from the boxes that all ranks reported (`LeafShards`):
 
 1. **Deduplicate** (`lay_out`): equal boxes are replicas of one; its holders are the ranks that
    reported it.
-2. **Check the cover**: every element is in exactly one distinct box, or a message says where not.
+2. **Check the cover**: every element is in exactly one distinct box, or a message says where that
+   fails.
 3. **Choose the grid** so that each chunk lies inside one box (`xckpt.core.geometry.grid`). Where
    every box has R holders, chunks are small enough for R writers to share it.
 4. **Cut** each box into at most R parts along chunk boundaries.

@@ -29,10 +29,9 @@ from xckpt.core.plan.load_checks import (
     target_problems,
 )
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
-from xckpt.core.plan.reads.items import ReadItems
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
-from xckpt.core.plan.wanted import WantedLeaf
+from xckpt.core.plan.wanted import WantedLeaf, reads_of
 from xckpt.core.targets.assign import assign
 from xckpt.core.targets.find import find_targets, with_names_of
 from xckpt.core.targets.numbers import fill
@@ -67,6 +66,11 @@ class LoadPlanner(abc.ABC):
             in_place: whether it fills the targets in any case, as `xckpt.load_into` does.
         """
         self.in_place = in_place or self.always_in_place or type(self).in_place
+
+    @property
+    def targets(self) -> Mapping[str, TargetLeaf | None]:
+        """Leaf name -> its target; empty in a planner that does not say."""
+        return {}
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Take the adapters of the frameworks whose tensors the target tree may hold."""
@@ -112,12 +116,19 @@ class LoadPlanner(abc.ABC):
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """All elements are in what `resolve_tensor` returned; called once an item."""
 
+    def whole_target(self, name: str) -> TargetLeaf | None:
+        """The target of a leaf that is read as a whole, if the hooks may be skipped for it.
+
+        Then neither `resolve_tensor` nor `commit_tensor` is called for it. By default both are.
+        """
+        return None
+
     def result(self) -> object:
         """What `xckpt.load` returns, once everything is committed; None for a planner in place."""
         return None
 
     def report(self) -> LoadReport:
-        """What became of each leaf; of nothing, in a planner that does not override this."""
+        """What became of each leaf; empty in a planner that does not override this."""
         return LoadReport()
 
 
@@ -170,6 +181,8 @@ class DefaultLoadPlanner(LoadPlanner):
         self._left: tuple[str, ...] = ()
         """Stored leaves that no rank wants."""
         self._lock = threading.Lock()
+        self._fills_alone = False
+        """Whether tensors are resolved and committed as here, once it is set up."""
 
     def set_up_planner(
         self,
@@ -188,19 +201,19 @@ class DefaultLoadPlanner(LoadPlanner):
         self._state = state_dict
         self._objects = LoadedObjects(flat, self.metadata, self.adapters)
         self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
-        picks = self._picks
-        names = self._likes if picks is None else filter(picks, self._likes)
-        likes = {name: self._likes[name] for name in names}
-        found = find_targets(
-            likes,
-            self.metadata,
-            flat.containers,
-            self.adapters,
-            in_place=self._fills,
-            deserialises=self._deserialise is not None,
-        )
+        likes, picks, deserialises = self._likes, self._picks, self._deserialise is not None
+        if picks is not None:
+            likes = {name: like for name, like in likes.items() if picks(name)}
+        about = self.metadata, flat.containers, self.adapters
+        found = find_targets(likes, *about, in_place=self._fills, deserialises=deserialises)
         self._wanted, self._untouched = found.wanted, found.untouched
         self._values = {}
+        hooks = "resolve_tensor", "commit_tensor"
+        self._fills_alone = all(map(self._is_default, hooks))
+
+    def _is_default(self, hook: str) -> bool:
+        """Whether a hook is that of `DefaultLoadPlanner`."""
+        return getattr(getattr(self, hook), "__func__", None) is getattr(DefaultLoadPlanner, hook)
 
     def _fills(self, name: str) -> bool:
         """Whether a leaf is filled itself."""
@@ -216,17 +229,8 @@ class DefaultLoadPlanner(LoadPlanner):
         strict = self.strictness.missing == "error"
         problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
         problems |= {} if self._deserialise else opaque_differences(self._likes, self.metadata)
-        items = ReadItems([], [])
+        items = reads_of(self._wanted, self.metadata, problems)
         stored = self.metadata.state_dict_metadata
-        for name, wanted in self._wanted.items():
-            leaf = stored.get(name)
-            if leaf is None or name in problems:
-                continue
-            if isinstance(leaf, BytesStorageMetadata):
-                items.add(name, [None])
-                continue
-            assert wanted is not None
-            items.add(name, wanted.reads(leaf))
         nothing = stands_for_nothing(self._objects.flat.containers, self.metadata)
         names = (*self._wanted, *nothing, *(stored.keys() & self._untouched.keys()))
         if self._stored_names:
@@ -246,7 +250,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """The coordinator's plan as it is."""
         self._left = central_plan.left
         for wanted in self._wanted.values():
-            if wanted is not None and 0 in wanted.missing:
+            if wanted is not None and wanted.missing and 0 in wanted.missing:
                 wanted.commit_empty()
         return central_plan
 
@@ -299,10 +303,21 @@ class DefaultLoadPlanner(LoadPlanner):
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Count the item's elements; publish the box with the last of them.
 
+        A ``tensor`` in other memory than `resolve_tensor` gives here is copied there first, so a
+        planner may read elsewhere, and change the elements before it passes them on.
+
         Raises:
-            PlanError: the box had all its elements before.
+            PlanError: the box had all its elements before; ``tensor`` is of another shape or dtype.
         """
-        self._wanted_by(read_item).land(read_item, self._lock)
+        wanted = self._wanted_by(read_item)
+        if not self._fills_alone:
+            wanted.bring(read_item, tensor, self.adapters)
+        wanted.land(read_item, self._lock)
+
+    def whole_target(self, name: str) -> TargetLeaf | None:
+        """The target of a leaf, unless a hook of its tensors is another."""
+        wanted = self._wanted[name] if self._fills_alone else None
+        return wanted and wanted.target
 
     def _wanted_by(self, item: ReadItem) -> WantedLeaf:
         wanted = self._wanted[item.dest_index.fqn]
@@ -314,11 +329,7 @@ class DefaultLoadPlanner(LoadPlanner):
         return reported(self.targets, self.metadata, self._left)
 
     def result(self) -> object:
-        """The loaded tree.
-
-        In place, the values are put into the caller's containers, and each object that keeps its
-        own state is given the loaded one. Otherwise that state, plain containers, is in its place.
-        """
+        """The loaded tree; objects are filled in place, or else their state is in their place."""
         loaded: dict[str, object] = {}
         for name, like in self._likes.items():
             wanted = self._wanted.get(name)
@@ -327,7 +338,7 @@ class DefaultLoadPlanner(LoadPlanner):
             elif wanted is None:
                 loaded[name] = self._values.get(name, like)
             else:
-                loaded[name] = wanted.target.result()
+                loaded[name] = (wanted.target if self._fills_alone else wanted).result()
         if self._state is None:
             return unflatten(loaded, self.metadata.containers)
         if self.in_place:

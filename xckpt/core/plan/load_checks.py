@@ -1,4 +1,4 @@
-"""What a load may not do: take what does not fit, leave a target unfilled, read what is not there.
+"""What a load must not do: take what does not fit, leave a target unfilled, read what is not there.
 
 1. `compare` holds the targets of a tree against the checkpoint, and `unexpected` finds what no
    target asks for: the differences in words, for each leaf. `decide_load` holds them against the
@@ -111,7 +111,7 @@ def _tensor_differences(
 def stands_for_nothing(containers: Iterable[str], metadata: Metadata) -> list[str]:
     """Names of containers of the target for which the checkpoint holds a None.
 
-    So Orbax stores a container of no leaves, such as ``optax.EmptyState()``.
+    Orbax stores containers without leaves this way, such as ``optax.EmptyState()``.
 
     Example:
         >>> stored = Metadata({"opt/1": BytesStorageMetadata("None")})
@@ -131,7 +131,7 @@ def unexpected(left: Iterable[str]) -> list[Problem]:
 def decide_load(
     plans: list[LoadPlan], metadata: Metadata, strictness: Strictness, beside: Sequence[str] = ()
 ) -> list[LoadPlan]:
-    """All ranks' plans, with what no rank wants, if the rules allow what they differ in.
+    """All ranks' plans, with what no rank wants, if the rules allow their differences.
 
     Args:
         plans: by rank.

@@ -5,8 +5,8 @@
 2. `Kinds`: leaves that are of one kind on every rank, which models have many of, are planned once.
 3. `_collect`: all ranks' boxes, kind by kind.
 4. `lay_out_all`: a `Layout` for each kind, computed once for those that are alike.
-5. `shares_of`: what each rank writes, which become blocks of columns. Leaves of which there is a
-   choice who writes them are shared one by one, so each becomes a kind of its own.
+5. `shares_of`: what each rank writes, which become blocks of columns. Leaves that several ranks
+   could write are shared out one by one, so each becomes a kind of its own.
 
 Ranks that know each other's plans do 4 and 5 alone (`xckpt.core.plan.alone`).
 """
@@ -177,7 +177,7 @@ def _kinds_on_all(
     columns: Sequence[WriteItems],
     numbers: Sequence[NDArray[np.int32] | None],
 ) -> Kinds:
-    """The kinds of the leaves: those of one kind are so on every rank, and keep the same grid."""
+    """The kinds of the leaves: leaves of one kind are alike on every rank and keep one grid."""
     count, grids = len(kept), {id(grid): number for number, grid in enumerate(kept)}
     distinct: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
     known: dict[tuple[int, int], tuple[bytes, bytes]] = {}
@@ -239,7 +239,7 @@ def _runs(ordered: NDArray[np.integer]) -> Iterator[tuple[int, slice]]:
 
 
 def _each(numbers: NDArray[np.integer], things: Sequence[T]) -> list[T]:
-    """The things with these numbers."""
+    """The items with these numbers."""
     plain: list[int] = numbers.tolist()
     return [things[number] for number in plain]
 
@@ -250,7 +250,7 @@ def item_bytes(row: LeafRow) -> int:
 
 
 def _kept_grids(table: LeafTable, options: GridOptions) -> list[Grid | None]:
-    """The grid of each leaf in an earlier checkpoint, where it shall stay."""
+    """The grid that each leaf has in an earlier checkpoint, where the save keeps it."""
     if options.kept is None:
         return [None] * len(table)
     ask = options.kept
@@ -264,7 +264,7 @@ def lay_out_all(
     kept: Sequence[Grid | None],
     options: GridOptions,
 ) -> tuple[list[Layout], list[str]]:
-    """The layout of each kind, or what is wrong with each leaf of which something is."""
+    """The layout of each kind, or what is wrong with the leaves that have none."""
     known: dict[tuple[object, ...], Layout | str] = {}
     found: list[Layout | str] = []
     for shard, grid in zip(shards, _each(kinds.first, kept), strict=True):
@@ -305,7 +305,7 @@ def shares_of(
 def _settled(
     kinds: NDArray[np.int32], layouts: Sequence[Layout], loads: NDArray[np.int64]
 ) -> Iterator[Share]:
-    """The shares of kinds of which there is no choice; adds their bytes to ``loads``."""
+    """The shares of kinds that leave no choice of writer; adds their bytes to ``loads``."""
     known: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
     counts = np.bincount(kinds, minlength=len(layouts))
     for kind, layout in enumerate(layouts):

@@ -50,7 +50,7 @@ def mismatch(problems: Iterable[Problem], advice: str = "") -> TreeMismatchError
     Args:
         problems: the differences; those of the kinds `MISSING` and `UNEXPECTED` are compared with
             each other.
-        advice: how to load what fits all the same; without it, the arguments that do so.
+        advice: how to load what fits nevertheless; by default, the arguments that do so.
 
     Example:
         >>> missing = Problem("module.w", kind=MISSING, text="wanted, but not in the checkpoint")

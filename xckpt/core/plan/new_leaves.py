@@ -16,7 +16,7 @@ from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
 
 NewLeaves = Callable[[Metadata], Mapping[str, object]]
-"""From what a checkpoint says, leaf name -> something like the leaf; None for a Python value."""
+"""From a checkpoint's metadata: leaf name -> something like the leaf; None for a Python value."""
 
 
 def numpy_leaves(metadata: Metadata) -> Mapping[str, object]:

@@ -55,6 +55,9 @@ class SavePlanner(abc.ABC):
     adapters: Adapters = NO_ADAPTERS
     """What knows the frameworks' tensors."""
 
+    storage_meta: object = None
+    """What the storage says (`StorageWriter.storage_meta`); the engine sets it before the hooks."""
+
     def use_adapters(self, adapters: Adapters) -> None:
         """Take the adapters of the frameworks whose tensors the state may hold."""
         self.adapters = adapters
@@ -68,7 +71,7 @@ class SavePlanner(abc.ABC):
     ) -> None:
         """Take the state to save; it is not passed again.
 
-        ``storage_meta`` comes from the storage (`StorageWriter.storage_meta`).
+        A planner may also take two arguments, ``state_dict`` and ``is_coordinator``.
         """
 
     def replicas(self) -> Iterable[tuple[str, str, object]]:
@@ -94,12 +97,12 @@ class SavePlanner(abc.ABC):
     def lasting_key(self) -> str | None:
         """What the global plan depends on beside the local plans; None if that is not known.
 
-        Ranks whose local plans are those of an earlier save keep their shares if it is known.
+        If it is known, ranks whose local plans are those of an earlier save keep their shares.
         """
         return None
 
     def known_plans(self, plan: SavePlan, rank: int, processes: Processes) -> KnownPlans | None:
-        """All ranks' plans, if this rank knows them; it made ``plan``. By default it does not."""
+        """All ranks' plans, if this rank (which made ``plan``) knows them; by default None."""
         return None
 
     @abc.abstractmethod
@@ -167,7 +170,8 @@ class DefaultSavePlanner(SavePlanner):
         Raises:
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
         """
-        self._storage_grid = storage_meta if isinstance(storage_meta, GridOptions) else None
+        given = storage_meta if isinstance(storage_meta, GridOptions) else self.storage_meta
+        self._storage_grid = given if isinstance(given, GridOptions) else None
         flat = flatten(state_dict, self.adapters)
         self._containers = flat.containers
         self._leaves, self._lookups = {}, {}

@@ -3,27 +3,94 @@
 The default planner's plans are right by construction, but every hook of it can be overridden, and a
 checkpoint whose parts contradict each other must not be committed. So after a planner's hooks:
 
-1. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
-2. `check_finished`, on every rank: `finish_plan` did not change what the leaves of the share are.
+1. `returned` and `returned_plans`, of loads too: a hook gave back plans, and not None, say; so
+   does `resolved` with tensors.
+2. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
+3. `check_finished`, on every rank: `finish_plan` did not change what the leaves of the share are.
 
 `check_objects` refuses chunks so small that a storage would be flooded with objects.
 
-The other two compare leaf tables, which all ranks usually share, not items. That every chunk and
+The last two compare leaf tables, which all ranks usually share, not items. That every chunk and
 value is written exactly once is checked where it is free: in the reports of what was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray, count_cells
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.items import LeafRow, LeafTable, LoadPlan, SavePlan, WriteItem, WriteItems
 from xckpt.errors import PlanError
+
+if TYPE_CHECKING:
+    from xckpt.core.plan.save import SavePlanner
 
 Leaf = tuple[str, str, tuple[int, ...]]
 """(a value's kind or "", dtype, shape) of a leaf."""
+Plan = TypeVar("Plan", SavePlan, LoadPlan)
+
+
+def returned(planner: object, hook: str, plan: Plan, kind: type[Plan]) -> Plan:
+    """The plan that a planner's hook has returned.
+
+    Raises:
+        PlanError: it is not a plan, or its items are not a list.
+
+    Example:
+        >>> returned("a planner", "finish_plan", None, SavePlan)
+        Traceback (most recent call last):
+        ...
+        xckpt.errors.PlanError: str.finish_plan returned None: it must return a SavePlan, such as \
+super().finish_plan(...) does
+    """
+    found = cast(object, plan)
+    if not isinstance(found, cast(type[SavePlan | LoadPlan], kind)):
+        what = "None" if found is None else f"an object of type {type(found).__name__}"
+    elif not isinstance(cast(object, found.items), Collection):
+        what = f"a {kind.__name__} whose items are of type {type(found.items).__name__}"
+    else:
+        return plan
+    raise PlanError(
+        f"{type(planner).__name__}.{hook} returned {what}: it must return a {kind.__name__}, such "
+        f"as super().{hook}(...) does"
+    )
+
+
+def returned_plans(
+    planner: object, plans: Sequence[Plan], kind: type[Plan], ranks: int
+) -> list[Plan]:
+    """The plans, one a rank, that ``create_global_plan`` has returned.
+
+    Raises:
+        PlanError: they are not plans, or not as many.
+    """
+    hook, found = "create_global_plan", cast(object, plans)
+    if not isinstance(found, Sequence) or len(plans) != ranks:
+        count = f"{len(plans):,} plan(s)" if isinstance(found, Sequence) else "no list of plans"
+        raise PlanError(
+            f"{type(planner).__name__}.{hook} returned {count}: it must return {ranks:,}, a "
+            f"{kind.__name__} for each rank, also for one that has nothing to do"
+        )
+    return [returned(planner, hook, plan, kind) for plan in plans]
+
+
+def resolved(planner: SavePlanner, item: WriteItem) -> NDArray[np.generic]:
+    """The tensor that a planner has for an item, on the host.
+
+    Raises:
+        PlanError: it is none.
+    """
+    data, adapters = planner.resolve_data(item), planner.adapters
+    is_tensor = issubclass(type(data), np.ndarray) or adapters.is_leaf(data)
+    if not is_tensor:
+        what = type(data).__name__
+        raise PlanError(f"{item.index.fqn}: resolve_data must return a tensor, not a {what}")
+    return adapters.to_numpy(data)
 
 
 def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
@@ -86,11 +153,11 @@ MANY_OBJECTS: Final = 1_000_000
 
 
 def check_objects(arrays: Iterable[ZarrArray], *, confirmed: bool) -> None:
-    """Refuse chunks of which each is an object, where there are more than a million.
+    """Refuse a save of more than a million objects.
 
     Args:
         arrays: those of the checkpoint; packed ones have a `place`.
-        confirmed: whether the caller wants as many.
+        confirmed: whether the caller has agreed to that.
 
     Raises:
         PlanError: there are more.

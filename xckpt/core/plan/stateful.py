@@ -78,7 +78,7 @@ def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
         if any(outer in open_places for outer in _outer(place)):
             continue
         has_tensors = any(value_kind(flat.leaves[leaf]) is None for leaf in leaves.below(place))
-        # What is stored at the object's own name, and not below it, is no state.
+        # A leaf stored under the object's own name, not below it, is not its state.
         if not has_tensors and set(stored.below(place)) - {name}:
             open_places[place] = None
     return list(open_places)
@@ -89,7 +89,8 @@ class LoadedObjects:
 
     def __init__(self, flat: FlatTree, metadata: Metadata, adapters: Adapters) -> None:
         self.flat = flat
-        self.likes: dict[str, object] = dict(flat.leaves)
+        # Without objects they are the tree's leaves, of which there may be very many.
+        self.likes = dict(flat.leaves) if flat.objects else flat.leaves
         """Leaf name -> target, for the whole tree."""
         self.fresh: set[str] = set()
         """The targets that stand for new leaves, even in a load in place."""

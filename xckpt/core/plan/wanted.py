@@ -9,19 +9,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import prod
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.core.adapter import Adapters
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.leaf import TargetLeaf
-from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from xckpt.core.plan.items import LoadItemType, ReadItem
-from xckpt.core.plan.reads.items import Row
+from xckpt.core.plan.reads.items import ReadItems, Row
 from xckpt.errors import LeafTooLargeError, PlanError, XckptError
 
 
@@ -44,7 +50,7 @@ class Countdown:
         self._lock = threading.Lock()
 
     def land(self, count: int) -> int:
-        """Count what has come, at least 1; returns how many are missing now.
+        """Count what has come, at least 1; return how many are still missing.
 
         Negative if more have come than were expected.
         """
@@ -87,31 +93,31 @@ def local_reads(name: str, wanted_boxes: Boxes, stored: TensorStorageMetadata) -
     return items
 
 
-@dataclass(slots=True)
-class WantedLeaf:
+class WantedLeaf(msgspec.Struct, gc=False):
     """A tensor of the target tree; boxes have the numbers that they have in the target."""
 
     name: str
     target: TargetLeaf
-    boxes: Boxes = field(init=False)
-    """What the target wants."""
-    missing: list[int] = field(default_factory=list[int])
-    """For each box, how many of its elements are still to come; empty until it is planned."""
+    missing: list[int] | tuple[()] | None = ()
+    """For each box, how many of its elements are still to come; None for all of the one box."""
 
-    def __post_init__(self) -> None:
-        self.boxes = self.target.boxes
+    @property
+    def boxes(self) -> Boxes:
+        """What the target wants."""
+        return self.target.boxes
 
     def reads(self, stored: TensorStorageMetadata) -> Sequence[Row]:
-        """What fills all boxes, whose elements are expected from now on; see `ReadItems`."""
-        if self.boxes == stored.arrays and len(self.boxes) == 1:  # as most are
-            self.missing = [prod(stored.size)]
-            return [stored.size] if self.missing[0] else []
-        self.missing = [prod(sizes) for sizes in self.boxes.sizes.tolist()]
-        return local_reads(self.name, self.boxes, stored)
+        """The reads that fill all boxes, whose elements count as expected now; see `ReadItems`."""
+        boxes = self.boxes
+        if len(boxes) == 1 and all(stored.size) and boxes == stored.arrays:  # as most are
+            self.missing = None
+            return [stored.size]
+        self.missing = boxes.elements.tolist()
+        return local_reads(self.name, boxes, stored)
 
     def commit_empty(self) -> None:
         """Publish the boxes without elements: they get no read item."""
-        for number, missing in enumerate(self.missing):
+        for number, missing in enumerate(self.missing or ()):
             if missing == 0:
                 self.target.commit(number)
 
@@ -135,6 +141,37 @@ class WantedLeaf:
         sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
         return sliceable[_region(item).slices()]
 
+    def bring(self, item: ReadItem, tensor: object, adapters: Adapters) -> None:
+        """Copy an item's elements to their memory, if they lie elsewhere.
+
+        Raises:
+            PlanError: they are of another shape or dtype.
+        """
+        region, given = self.memory(item), adapters.to_numpy(tensor)
+        memory = adapters.writable_numpy(region)
+        if memory is not None and np.may_share_memory(memory, given):
+            return
+        dtype = given.dtype if memory is None else memory.dtype
+        if given.shape != item.lengths or given.dtype != dtype:
+            raise PlanError(
+                f"{self.name}: commit_tensor was given {given.dtype} of shape {given.shape} for "
+                f"{dtype} elements of shape {item.lengths}; convert them before"
+            )
+        if memory is None:
+            adapters.copy_into(region, given)
+        else:
+            memory[...] = given
+
+    def result(self) -> object:
+        """The loaded leaf.
+
+        Raises:
+            PlanError: an element of it has not landed.
+        """
+        if self.missing is None or any(self.missing):
+            raise PlanError(f"{self.name}: read, but commit_tensor was not called for all of it")
+        return self.target.result()
+
     def land(self, item: ReadItem, lock: threading.Lock) -> None:
         """Count the elements that an item has brought; publish a box with the last of its own.
 
@@ -147,8 +184,10 @@ class WantedLeaf:
         """
         number = _box_of(item)
         with lock:
-            self.missing[number] -= prod(item.lengths)
-            missing = self.missing[number]
+            still = self.missing or self.boxes.elements.tolist()
+            self.missing = still
+            still[number] -= prod(item.lengths)
+            missing = still[number]
         if missing == 0:
             self.target.commit(number)
         elif missing < 0:
@@ -156,6 +195,29 @@ class WantedLeaf:
                 f"{self.name}: {_region(item)} of box {number} was committed, but the box has got "
                 f"{-missing} elements too many; each read item must be committed once"
             )
+
+
+def reads_of(
+    wanted: Mapping[str, WantedLeaf | None], metadata: Metadata, without: Container[str]
+) -> ReadItems:
+    """The read items of all leaves that the checkpoint has.
+
+    Args:
+        wanted: leaf name -> what is wanted of it; None for a value.
+        metadata: the checkpoint's.
+        without: names of leaves that are not read.
+    """
+    items = ReadItems([], [])
+    for name, leaf in wanted.items():
+        stored = metadata.state_dict_metadata.get(name)
+        if stored is None or name in without:
+            continue
+        if isinstance(stored, BytesStorageMetadata):
+            items.add(name, (None,))
+        else:
+            assert leaf is not None
+            items.add(name, leaf.reads(stored))
+    return items
 
 
 def _box_of(item: ReadItem) -> int:

@@ -2,8 +2,8 @@
 
 1. A root's base is its step that was saved or restored last, so that its contents were written or
    read, and compared with their digests, by this process.
-2. What is shared is one file, and damage to it damages each step that has it. So every so many
-   saves one has no base, and writes everything anew.
+2. What is shared is one file, and damage to it damages each step that has it. So one save in
+   ``full_every`` has no base and writes everything again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FULL_EVERY = 16
 
 
 class Bases:
-    """The bases of the roots of a run; every rank comes to the same.
+    """The bases of the roots of a run, the same on every rank.
 
     Args:
         full_every: saves from one without a base to the next; None for never.
@@ -40,7 +40,7 @@ class Bases:
         """How many saves of a root follow one without a base."""
 
     def base_for(self, *, temporary: bool) -> StepRecord | None:
-        """The base of the next save to a root; None if it is to write everything."""
+        """The base of the next save to a root; None if it writes everything."""
         following = self._sharing.get(temporary, 0) + 1
         if self._full_every is not None and following >= self._full_every:
             return None

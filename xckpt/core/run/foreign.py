@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from xckpt.core.manifest.own_keys import MANIFEST
+
 COMMITTED: Final = "commit_success.txt"
 """What Orbax writes last into a step of a bucket, where no folder can be renamed."""
 _ORBAX: Final = ("_METADATA", "_CHECKPOINT_METADATA")
@@ -12,10 +14,10 @@ _FILES: Final = (".ckpt", ".pt", ".pth")
 
 
 def foreign_format(name: str, below: Iterable[str], *, renamed: bool) -> str | None:
-    """The format of a step that has no manifest, as `xckpt.open` calls it; None if it is no step.
+    """The format of a step without a manifest, as `xckpt.open` calls it; None if it is not a step.
 
-    What its library has not committed is none: DCP writes ``.metadata`` last, Orbax renames a
-    folder, or marks it in a bucket.
+    A folder that its library has not committed is not a step: DCP writes ``.metadata`` last, Orbax
+    renames a folder, or marks it in a bucket.
 
     Args:
         name: of the folder or file in the root.
@@ -41,3 +43,21 @@ def foreign_format(name: str, below: Iterable[str], *, renamed: bool) -> str | N
     if found.isdisjoint(_ORBAX) and _ORBAX[0] not in tails:
         return None
     return "orbax" if renamed or COMMITTED in found else None
+
+
+def items_held(below: Iterable[str]) -> list[str]:
+    """The items of a step of Orbax; none unless all of them are checkpoints of xckpt.
+
+    Args:
+        below: what lies below the step, as `foreign_format` takes it.
+
+    Example:
+        >>> items_held(["_CHECKPOINT_METADATA", "default/", "default/xckpt.json"])
+        ['default']
+        >>> items_held(["default/xckpt.json", "other/_METADATA"])
+        []
+    """
+    found = set(below)
+    items = {path.partition("/")[0] for path in found if "/" in path}
+    held = [item for item in sorted(items) if f"{item}/{MANIFEST}" in found]
+    return held if len(held) == len(items) else []

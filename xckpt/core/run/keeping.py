@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 
-from xckpt.core.run.policies import KeepPolicy, Records
+from xckpt.core.run.numbers import whole
+from xckpt.core.run.policies import KeepPolicy, Records, name_of
 from xckpt.core.run.record import StepRecord
 
 
@@ -20,6 +22,9 @@ def kept(records: Records, policies: Iterable[KeepPolicy]) -> frozenset[int]:
         records: the good checkpoints of a run, each number once.
         policies: a step is kept if one of them keeps it.
 
+    Raises:
+        TypeError: a policy has not returned numbers of steps.
+
     Example:
         >>> from xckpt.core.run.policies import Latest, OnSteps
         >>> run = [StepRecord(step, time=60.0 * step) for step in (1, 2, 3, 4)]
@@ -29,9 +34,20 @@ def kept(records: Records, policies: Iterable[KeepPolicy]) -> frozenset[int]:
     in_order = sorted(records, key=lambda record: record.number)
     there = {record.number for record in in_order}
     # Each policy has a list of its own: some sort theirs, or empty it.
-    chosen = {number for policy in policies for number in policy([*in_order])}
+    chosen = {number for policy in policies for number in _chosen(policy, [*in_order])}
     foreign = {record.number for record in in_order if not record.managed}
     return frozenset(chosen & there | foreign | {each.number for each in in_order[-1:]})
+
+
+def _chosen(policy: KeepPolicy, records: list[StepRecord]) -> list[int]:
+    found = policy(records)
+    try:
+        return [whole(number) for number in found]
+    except TypeError as error:
+        raise TypeError(
+            f"the keep policy {name_of(policy)} has to return the numbers of the steps to keep, "
+            f"such as [record.number for record in records], not {reprlib.repr(found)}"
+        ) from error
 
 
 def deletable(records: Records, policies: Iterable[KeepPolicy]) -> list[StepRecord]:

@@ -11,9 +11,20 @@ DIGITS: Final = 18
 """The most that a step's number has in a name: so it fits 64 bits."""
 MOST_STEPS: Final = 10**DIGITS
 
-_PLAIN: Final = rf"(?:(?:(?:global_?)?step|checkpoint|ckpt|iter)[-_=]?)?([0-9]{{1,{DIGITS}}})"
-_LIGHTNING: Final = rf"(?:[^/.][^/]*[-_])?step=([0-9]{{1,{DIGITS}}})(?:[-_][^/]*)?"
-_READ: Final = re.compile(rf"(?:{_PLAIN}|{_LIGHTNING})(?:\.ckpt|\.pth?)?", re.IGNORECASE)
+_NUMBER: Final = rf"([0-9]{{1,{DIGITS}}})"
+_WORDS: Final = r"(?:(?:(?:global[-_]?)?step|checkpoint|ckpt|iter)[-_]?)?"
+_BEFORE: Final = r"(?:(?:[^/.][^/]*)?-|[^/.][^/]*=[^-_=/]+_|[^/.=-][^/=-]*_)?(?:global_)?"
+_AFTER: Final = r"(?:[-_](?:[^/.]|\.[0-9])*)?"
+_READ: Final = re.compile(
+    rf"(?:{_WORDS}{_NUMBER}|{_BEFORE}step={_NUMBER}{_AFTER})(?:\.ckpt|\.pth?)?"
+)
+"""Two shapes: a usual word and the number; or fields such as ``epoch=1``, one of them ``step=``.
+
+Fields are joined by a hyphen, or by an underscore behind a value or the first word: so ``step=`` is
+one in ``model_step=5``, and ``val_step=3`` is another one in ``epoch=1-val_step=3``.
+A dot stands only within a number and before a usual ending, so what is still being written has no
+such name: ``5.orbax-checkpoint-tmp-1``, ``step=5-v1.ckpt.part``.
+"""
 
 
 def step_name(number: int) -> str:
@@ -27,13 +38,17 @@ def step_name(number: int) -> str:
 
 
 def step_number(name: str) -> int | None:
-    """The number of a step by the name of its folder; None if it is no step's.
+    """The number of a step by the name of its folder or file; None if it is not a step's.
+
+    Names by torchtitan, Orbax, Lightning, Hugging Face's trainer, Megatron and DeepSpeed are known.
 
     Example:
         >>> [step_number(name) for name in ("123", "step_000123", "checkpoint-123", "iter_0000123")]
         [123, 123, 123, 123]
         >>> step_number("epoch=1-step=5.ckpt"), step_number("epoch=2-loss=0.25-step=7-v1.ckpt")
         (5, 7)
+        >>> step_number("global_step9"), step_number("global-step-9"), step_number("epoch=9.ckpt")
+        (9, 9, None)
         >>> step_number("best"), step_number("step-1.tmp"), step_number(".step-1.saving-0")
         (None, None, None)
     """
@@ -58,11 +73,11 @@ def steps_in(names: Iterable[str]) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-class IfThere(os.PathLike[str]):
+class OptionalBase(os.PathLike[str]):
     """The path of a base that may be gone: then the save has none.
 
     Example:
-        >>> os.fspath(IfThere("run/step-3"))
+        >>> os.fspath(OptionalBase("run/step-3"))
         'run/step-3'
     """
 

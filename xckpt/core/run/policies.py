@@ -13,8 +13,9 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal, TypeAlias, overload
+from typing import Literal, SupportsFloat, TypeAlias, cast, overload
 
+from xckpt.core.run.numbers import whole
 from xckpt.core.run.record import StepRecord
 from xckpt.core.run.signals import signal_named
 
@@ -38,10 +39,10 @@ class Moment:
     began: float = 0.0
     """When the manager was made, by the same clock."""
     last: StepRecord | None = None
-    """The last step that was saved or restored; also one whose save goes on in the background. A
-    save that failed is none."""
+    """The last step that was saved or restored; also one whose save still runs in the background. A
+    save that failed does not count."""
     busy: bool = False
-    """Whether a save goes on in the background."""
+    """Whether a save runs in the background."""
     preempted: bool = False
     """Whether a rank was asked to end, and nothing was saved since."""
 
@@ -55,7 +56,7 @@ KeepPolicy: TypeAlias = Callable[[Records], Iterable[int]]
 class EverySteps:
     """Save at each multiple of ``n``, or at the first step after it; keep the multiples of ``n``.
 
-    A multiple whose save failed is made up for at the next step.
+    A multiple whose save failed is saved at the next step instead.
 
     Example:
         >>> EverySteps(500)(Moment(1000, time=0.0)), EverySteps(500)(Moment(7, time=0.0))
@@ -67,7 +68,7 @@ class EverySteps:
     n: int
 
     def __post_init__(self) -> None:
-        _check_count("EverySteps(n)", self.n)
+        object.__setattr__(self, "n", _count("EverySteps(n)", self.n))
 
     @overload
     def __call__(self, asked: Moment, /) -> bool: ...
@@ -87,7 +88,7 @@ class EveryMinutes:
     """Save when ``m`` minutes have passed; keep steps that are at least ``m`` minutes apart.
 
     To save, they count from the last save, or from the start of this process if that is later. A
-    clock that was set back is no reason to wait longer.
+    time in the future (the clock was set back) does not count: it is no reason to wait longer.
 
     Example:
         >>> EveryMinutes(30)(Moment(7, time=1800.0, began=0.0))
@@ -99,7 +100,7 @@ class EveryMinutes:
     m: float
 
     def __post_init__(self) -> None:
-        _check_minutes("EveryMinutes(m)", self.m)
+        object.__setattr__(self, "m", _minutes("EveryMinutes(m)", self.m))
 
     @overload
     def __call__(self, asked: Moment, /) -> bool: ...
@@ -110,8 +111,9 @@ class EveryMinutes:
         """Whether to save now, or the numbers of the steps to keep."""
         if isinstance(asked, Moment):
             last = asked.last.time if asked.last is not None else None
-            since = asked.began if last is None else max(last, asked.began)
-            return self._apart(since, asked.time)
+            times = (asked.began, asked.began if last is None else last)
+            past = [each for each in times if each <= asked.time]
+            return not past or self._apart(max(past), asked.time)
         kept: dict[int, float] = {}
         since: float | None = None
         for record in asked:
@@ -135,7 +137,11 @@ class OnSteps:
     steps: Collection[int]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", frozenset(self.steps))
+        try:
+            steps = frozenset(map(whole, self.steps))
+        except TypeError:
+            raise TypeError(f"OnSteps(steps) takes numbers of steps, not {self.steps!r}") from None
+        object.__setattr__(self, "steps", steps)
 
     @overload
     def __call__(self, asked: Moment, /) -> bool: ...
@@ -214,7 +220,7 @@ class Latest:
     n: int = 1
 
     def __post_init__(self) -> None:
-        _check_count("Latest(n)", self.n)
+        object.__setattr__(self, "n", _count("Latest(n)", self.n))
 
     def __call__(self, records: Records, /) -> Collection[int]:
         """The numbers of the steps to keep."""
@@ -225,7 +231,7 @@ class Latest:
 class Best:
     """Keep the ``n`` steps with the best value of a metric; of equal ones the newer.
 
-    A step without the metric, or with NaN, is none of them.
+    A step without the metric, or with NaN, is not among them.
 
     Example:
         >>> records = [StepRecord(step, 0.0, {"loss": 1 / step}) for step in (1, 2, 3)]
@@ -238,7 +244,9 @@ class Best:
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        _check_count("Best(metric, n)", self.n)
+        object.__setattr__(self, "n", _count("Best(metric, n)", self.n))
+        if not isinstance(self.metric, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"Best(metric) takes a metric's name, not {self.metric!r}")
         if self.mode not in ("min", "max"):
             raise ValueError(f"Best(mode=) is 'min' or 'max', not {self.mode!r}")
 
@@ -276,13 +284,33 @@ KEEP_BY_DEFAULT: tuple[KeepPolicy, ...] = (All(),)
 def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:
     """Whether a run saves now: one of the policies says so, and the step is not saved yet.
 
+    Raises:
+        TypeError: a policy has not said whether.
+
     Example:
         >>> is_due(Moment(10, time=0.0), [EverySteps(10)])
         True
     """
     if moment.last is not None and moment.last.number == moment.step:
         return False
-    return any(policy(moment) for policy in policies)
+    return any(_says(policy, moment) for policy in policies)
+
+
+def _says(policy: SavePolicy, moment: Moment) -> bool:
+    said = cast(bool | None, policy(moment))
+    if said is None:
+        raise TypeError(f"the save policy {name_of(policy)} has to return True or False, not None")
+    return bool(said)
+
+
+def name_of(policy: SavePolicy | KeepPolicy) -> str:
+    """What to call a policy: a function by its name.
+
+    Example:
+        >>> name_of(len), name_of(Latest(2))
+        ('len', 'Latest')
+    """
+    return str(getattr(policy, "__name__", type(policy).__name__))
 
 
 def signals_of(policies: Iterable[object]) -> frozenset[signal.Signals]:
@@ -296,15 +324,20 @@ def signals_of(policies: Iterable[object]) -> frozenset[signal.Signals]:
     return frozenset(signal_named(each) for policy in asked for each in policy.signals)
 
 
-def _check_count(what: str, n: object) -> None:
-    if not isinstance(n, int) or isinstance(n, bool):
-        raise TypeError(f"{what} takes a number of steps, not a {type(n).__name__}")
-    if n < 1:
+def _count(what: str, n: object) -> int:
+    try:
+        count = whole(n)
+    except TypeError:
+        raise TypeError(f"{what} takes a number of steps, not a {type(n).__name__}") from None
+    if count < 1:
         raise ValueError(f"{what} takes a number from 1 on, got {n}")
+    return count
 
 
-def _check_minutes(what: str, m: object) -> None:
-    if not isinstance(m, int | float) or isinstance(m, bool):
+def _minutes(what: str, m: object) -> float:
+    if not isinstance(m, SupportsFloat) or isinstance(m, bool):
         raise TypeError(f"{what} takes a number of minutes, not a {type(m).__name__}")
-    if not m > 0:
+    minutes = m if isinstance(m, int) else float(m)
+    if not minutes > 0:
         raise ValueError(f"{what} takes more than 0 minutes, got {m}")
+    return minutes

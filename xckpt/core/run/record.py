@@ -5,7 +5,7 @@ file of its own::
 
     {"run": {"step": 500, "time": 1767225600.0, "metrics": {"loss": 0.25}, "keep": ["Latest(3)"]}}
 
-A metric that is no JSON number is written as one of the texts ``"nan"``, ``"inf"``, ``"-inf"``.
+A metric that is not a JSON number is written as one of the texts ``"nan"``, ``"inf"``, ``"-inf"``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, prod
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from xckpt.core.dtypes import DTYPES, item_size
+from xckpt.core.manifest.pieces import MAX_RANK, MAX_TENSOR_BYTES
 from xckpt.core.metadata import JSONValue
 from xckpt.core.struct_types import prepare_structs
 
@@ -75,7 +76,32 @@ class _Written(msgspec.Struct, frozen=True):
     run: _Run
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_TENSOR_BYTES)]
+
+
+class _TensorOutline(msgspec.Struct, tag="tensor", tag_field="kind", gc=False):
+    dtype: str
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MAX_RANK)]
+
+
+class _ValueOutline(msgspec.Struct, tag="value", tag_field="kind", gc=False):
+    pass
+
+
+class _BytesOutline(msgspec.Struct, tag="bytes", tag_field="kind", gc=False):
+    pass
+
+
+class _Outline(msgspec.Struct):
+    """What a record needs of a manifest; no text makes objects of many times its length."""
+
+    leaves: list[_TensorOutline | _ValueOutline | _BytesOutline]
+    user: msgspec.Raw = msgspec.Raw(b"null")
+
+
 prepare_structs(_Written)
+_outline: Final = msgspec.json.Decoder(_Outline).decode
+_written: Final = msgspec.json.Decoder(_Written).decode
 
 
 def run_metadata(record: StepRecord, user: JSONValue = None) -> JSONValue:
@@ -102,27 +128,49 @@ def run_metadata(record: StepRecord, user: JSONValue = None) -> JSONValue:
     return {**(user or {}), "run": run}
 
 
-def read_record(number: int, name: str, user: object, size: int) -> StepRecord:
+def read_record(number: int, name: str, user: bytes, size: int) -> StepRecord:
     """The record of a step from the user metadata of its checkpoint; see `run_metadata`.
 
     Args:
         number: the step, by its folder's name.
         name: that name.
-        user: the checkpoint's user metadata, of whatever writer.
+        user: the checkpoint's user metadata, of whatever writer, in JSON: only the fields of a
+            record become objects.
         size: bytes of its tensors.
 
     Example:
-        >>> read_record(3, "3", {"run": {"step": 3, "time": 60.0}}, 8)
+        >>> read_record(3, "3", b'{"run":{"step":3,"time":60.0}}', 8)
         StepRecord(number=3, time=60.0, metrics={}, bytes=8, name='3', temporary=False, ...)
-        >>> read_record(3, "3", {"run": "a"}, 8).time is None
+        >>> read_record(3, "3", b'{"run":"a"}', 8).time is None
         True
     """
     try:
-        run = msgspec.convert(user, _Written).run
-    except msgspec.ValidationError:
+        run = _written(user).run
+    except (msgspec.MsgspecError, RecursionError):
         return StepRecord(number, bytes=size, name=name)
     metrics = {each: float(value) for each, value in run.metrics.items()}
     return StepRecord(number, run.time, metrics, size, name, keep=run.keep)
+
+
+def outlined(manifest: bytes | msgspec.Raw) -> tuple[int, bytes]:
+    """Bytes of the tensors of a manifest, and its user metadata, by its inner bytes.
+
+    A load checks these as a whole.
+
+    Raises:
+        msgspec.MsgspecError: they are not those of a manifest, or absurd.
+
+    Example:
+        >>> leaf = b'{"kind":"tensor","dtype":"int8","shape":[2,3]}'
+        >>> outlined(b'{"leaves":[%s],"digests":"","user":[1]}' % leaf)
+        (6, b'[1]')
+    """
+    outline = _outline(manifest)
+    tensors = (leaf for leaf in outline.leaves if isinstance(leaf, _TensorOutline))
+    size = tensor_bytes((leaf.dtype, leaf.shape) for leaf in tensors)
+    if size >= 1 << 63:
+        raise msgspec.DecodeError("the tensors are absurdly large")
+    return size, bytes(outline.user)
 
 
 def tensor_bytes(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:

@@ -1,4 +1,4 @@
-"""The rules by which a run keeps its steps, as texts that each step carries along.
+"""The rules by which a run keeps its steps, as texts stored with each step.
 
 A step is written with the rules of its run, so that a listing can say later which of them keeps
 what, without the program that trained::
@@ -7,7 +7,7 @@ what, without the program that trained::
 
 1. `rule_texts` writes the policies of `xckpt.policies` with their arguments, in JSON; a function of
    the user's is its name.
-2. `kept_by` makes policies of the texts again and asks them. What is no policy of
+2. `kept_by` makes policies of the texts again and asks them. What is not a policy of
    xckpt cannot be asked; nothing is ever imported or evaluated.
 """
 
@@ -20,7 +20,16 @@ from typing import Any, Final
 
 import msgspec
 
-from xckpt.core.run.policies import All, Best, EveryMinutes, EverySteps, KeepPolicy, Latest, OnSteps
+from xckpt.core.run.policies import (
+    All,
+    Best,
+    EveryMinutes,
+    EverySteps,
+    KeepPolicy,
+    Latest,
+    OnSteps,
+    name_of,
+)
 from xckpt.core.run.record import StepRecord
 
 _KNOWN: Final[dict[str, type[Any]]] = {
@@ -29,7 +38,7 @@ _KNOWN: Final[dict[str, type[Any]]] = {
 _TEXT: Final = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 
 NEWEST: Final = "newest"
-"""Why a step is kept that no rule keeps, for it is the newest."""
+"""Why a step is kept that no rule keeps: it is the newest."""
 NOT_OURS: Final = "not the run's"
 """Why a step is kept that no manager wrote, or that is a symbolic link."""
 
@@ -45,9 +54,9 @@ def rule_texts(policies: Iterable[KeepPolicy]) -> tuple[str, ...]:
 
 
 def _text(policy: KeepPolicy) -> str:
-    name = type(policy).__name__
+    name = name_of(policy)
     if _KNOWN.get(name) is not type(policy) or not is_dataclass(policy):
-        return str(getattr(policy, "__name__", name))
+        return name
     values = (getattr(policy, each.name) for each in fields(policy))
     texts = (msgspec.json.encode(value, order="sorted").decode() for value in values)
     return f"{name}({', '.join(texts)})"
@@ -62,7 +71,7 @@ def _policy(text: str) -> KeepPolicy | None:
         arguments = msgspec.json.decode(f"[{found[2]}]", type=list[Any])
         policy: KeepPolicy = _KNOWN[found[1]](*arguments)
         policy([])
-    except (msgspec.MsgspecError, TypeError, ValueError):
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return None
     return policy
 

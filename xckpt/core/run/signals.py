@@ -1,4 +1,4 @@
-"""Signals by which schedulers say that a process is to end soon, by name or number."""
+"""Signals by which schedulers announce that a process must end soon, by name or number."""
 
 from __future__ import annotations
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final, cast
 
-from xckpt.core.run.policies import EveryMinutes, KeepPolicy, Latest, SavePolicy
+from xckpt.core.run.policies import (
+    All,
+    Best,
+    EveryMinutes,
+    FirstStep,
+    KeepPolicy,
+    Latest,
+    OnPreemption,
+    SavePolicy,
+    WhenIdle,
+)
 
 _OFTEN: Final = EveryMinutes(10)
 _NEWEST: Final = Latest(1)
@@ -35,8 +45,8 @@ class Temporary:
     keep: KeepPolicy | Iterable[KeepPolicy] = _NEWEST
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "save", checked_policies("Temporary(save=)", self.save))
-        object.__setattr__(self, "keep", checked_policies("Temporary(keep=)", self.keep))
+        object.__setattr__(self, "save", save_policies("Temporary(save=)", self.save))
+        object.__setattr__(self, "keep", keep_policies("Temporary(keep=)", self.keep))
 
     @property
     def policies(self) -> tuple[tuple[SavePolicy, ...], tuple[KeepPolicy, ...]]:
@@ -46,16 +56,35 @@ class Temporary:
         return save, keep
 
 
-def checked_policies(name: str, given: object) -> tuple[Any, ...]:
-    """The policies of an argument, one or several.
+def save_policies(name: str, given: object) -> tuple[SavePolicy, ...]:
+    """The save policies of an argument, one or several.
 
     Raises:
-        TypeError: some are no functions.
+        TypeError: some are none.
+
+    Example:
+        >>> save_policies("save=", Latest(3))
+        Traceback (most recent call last):
+        TypeError: save= takes policies that say when to save, or functions; got Latest(n=3)
     """
+    return _checked(f"{name} takes policies that say when to save", given, (All, Best, Latest))
+
+
+def keep_policies(name: str, given: object) -> tuple[KeepPolicy, ...]:
+    """The keep policies of an argument, one or several.
+
+    Raises:
+        TypeError: some are none.
+    """
+    others = (FirstStep, OnPreemption, WhenIdle)
+    return _checked(f"{name} takes policies that say what to keep", given, others)
+
+
+def _checked(what: str, given: object, others: tuple[type, ...]) -> tuple[Any, ...]:
     several = (given,) if callable(given) else given
-    found = tuple(cast(Iterable[Any], several)) if isinstance(several, Iterable) else (None,)
-    if not all(map(callable, found)):
-        raise TypeError(
-            f"{name} takes policies of xckpt.policies or functions, in a list; got {given!r}"
-        )
+    found = tuple(cast(Iterable[Any], several)) if isinstance(several, Iterable) else (given,)
+    for each in found:
+        # A class is callable as well: Latest for Latest(3).
+        if not callable(each) or isinstance(each, (type, *others)):
+            raise TypeError(f"{what}, or functions; got {each!r}")
     return found

@@ -1,4 +1,4 @@
-"""Loaded leaves in the containers that the caller has: what a load in place ends with."""
+"""Putting loaded leaves into the caller's own containers, at the end of a load in place."""
 
 # An object that is a mapping, a list or a tuple has keys and elements of unknown type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -34,7 +34,7 @@ def assign(
         The tree itself, unless its root is a tuple, a `PerRank` or a leaf.
 
     Raises:
-        UnsupportedLeafError: a leaf changes in a container that is no dict, list or tuple.
+        UnsupportedLeafError: a leaf changes in a container that is not a dict, list or tuple.
 
     Example:
         >>> tree = {"step": 1, "betas": (0.9, 0.99)}

@@ -3,7 +3,7 @@
 1. `is_exact_cast` says of two types whether each value of the one is a value of the other.
 2. `spoiled_elements` says of the elements of one cast which of them it has changed by more than
    rounding: a finite number that is infinite or NaN now, one that has wrapped around or been
-   clamped, a number that the new type has no word for (NaN to an integer).
+   clamped, a number that the new type cannot express (NaN to an integer).
 3. `Spoiled` has their count and the first of them; `CastingCopies` gathers those of a whole load.
 """
 
@@ -23,7 +23,7 @@ from xckpt.core.problem import Problem
 from xckpt.errors import TreeMismatchError
 
 ONE_ZERO = ("fnu", "fnuz")
-"""How the names of floating-point types end that have no negative zero."""
+"""Suffix of the names of floating-point types without a negative zero."""
 
 Index = tuple[int, ...]
 
@@ -102,7 +102,9 @@ def spoiled_elements(
         before = np.real(before)
     if name == "bool" or not before.size:
         return None
-    spoiled = _outside(before, name) if _is_bounded(name) else _turned_infinite(before, after)
+    # ml_dtypes widens what it looks at, and the processor reports each signalling NaN.
+    with np.errstate(invalid="ignore"):
+        spoiled = _outside(before, name) if _is_bounded(name) else _turned_infinite(before, after)
     return spoiled if spoiled is not None and spoiled.any() else None
 
 

@@ -37,7 +37,7 @@ class Targets:
     wanted: dict[str, WantedLeaf | None] = field(default_factory=dict[str, WantedLeaf | None])
     """Leaf name -> what is wanted of it; None for a value."""
     untouched: dict[str, object] = field(default_factory=dict[str, object])
-    """The leaves that are no state."""
+    """The leaves that are not state."""
 
 
 def find_targets(
@@ -98,7 +98,7 @@ def _want(
 def _untouched(
     like: object, name: str, stored: Stored, containers: Mapping[str, str], adapters: Adapters
 ) -> bool:
-    """Whether a leaf is no state, where the checkpoint has no tensor, and says nothing else."""
+    """Whether a leaf is not state: the checkpoint has no tensor for it and says nothing else."""
     if value_kind(like) is not None:
         return False
     if stored not in (None, BytesStorageMetadata("None")):
@@ -127,7 +127,7 @@ def is_code(leaf: object, name: str, containers: Mapping[str, str]) -> bool:
 
 
 def in_class(name: str, containers: Mapping[str, str]) -> bool:
-    """Whether a leaf lies in an object of a registered class that is no builtin collection."""
+    """Whether a leaf lies in an object of a registered class that is not a builtin collection."""
     while name:
         name = name.rpartition("/")[0]
         kind = containers.get(name, "")

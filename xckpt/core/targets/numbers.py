@@ -137,7 +137,7 @@ def as_number(element: NDArray[np.generic], dtype: str, kind: str, name: str) ->
         >>> as_number(np.array(3, np.int32), "int32", "float", "lr")
         3.0
     """
-    # A float8 scalar is no float, but can be made one.
+    # A float8 scalar is not a float, but can be made one.
     value = _TYPES[number_kind(dtype)](element[()])  # type: ignore[arg-type]
     try:
         number = _TYPES[kind](value)  # type: ignore[arg-type]  # complex: refused before

@@ -3,7 +3,7 @@
 1. `opaque_differences`: bytes have no place in a Python value of another type.
 2. `check_object_target`: an object of an unknown class is a target only where a deserialiser makes
    it again.
-3. `not_stored`: what lies inside of such an object is no leaf.
+3. `not_stored`: what lies inside such an object is not a leaf.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TENSOR_WANTED: Final = _OPAQUE.format("tensor")
 
 
 def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[str, Problem]:
-    """Leaf name -> that an object stored as bytes has no place in a value of another type.
+    """Leaf name -> the message that an object stored as bytes does not fit a value of another type.
 
     Args:
         likes: leaf name -> what it is to be like.
@@ -44,7 +44,7 @@ def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[
 
 
 def check_object_target(name: str, like: object, metadata: Metadata, deserialises: bool) -> None:
-    """Refuse an object of an unknown class as a target, but for one that is made of bytes.
+    """Refuse an object of an unknown class as a target, unless a deserialiser makes it from bytes.
 
     Raises:
         UnsupportedLeafError: names the leaf and says what to give.
@@ -58,7 +58,7 @@ def check_object_target(name: str, like: object, metadata: Metadata, deserialise
             "options=LoadOptions(deserialise=...), or b'' to take the bytes"
         )
     kind = f"{type(like).__module__}.{type(like).__qualname__}"
-    raise UnsupportedLeafError(f"{name or 'the root'}: a {kind} is no target; {advice}")
+    raise UnsupportedLeafError(f"{name or 'the root'}: a {kind} is not a target; {advice}")
 
 
 def not_stored(name: str, metadata: Metadata) -> str:

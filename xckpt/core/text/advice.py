@@ -1,4 +1,4 @@
-"""What is said of an object that is neither a tensor nor a plain Python value: what to save for it.
+"""Advice about an object that is neither a tensor nor a plain Python value: what to save instead.
 
 Objects are recognised by their types alone; nothing of them is called or printed.
 """
@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 
 def no_value(leaf: object, otherwise: str) -> str:
-    """A clause on an object that is no leaf; it ends with what else can be done.
+    """A clause on an object that is not a leaf; it ends with what else can be done.
 
     Example:
         >>> no_value({1}, "or leave it out")

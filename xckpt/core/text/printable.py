@@ -1,4 +1,4 @@
-"""Names and texts of a checkpoint, made safe to print: they may hold what drives a terminal.
+"""Names and texts of a checkpoint, made safe to print: they may hold control sequences.
 
 What is escaped is all that `str.isprintable` refuses: control characters (C0, DEL, C1, so every
 escape sequence), characters that turn the writing direction, line separators, lone surrogates.
@@ -12,6 +12,7 @@ escape sequence), characters that turn the writing direction, line separators, l
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _BARE_BREAK = re.compile(r"\n(?!  )")
 """A line break that no message makes."""
@@ -41,6 +42,17 @@ def printable_lines(text: str) -> str:
     if text.isprintable():
         return text
     return "\n".join(map(printable, _BARE_BREAK.sub(r"\\n", text).split("\n")))
+
+
+def in_few(names: Sequence[str], shown: int = 5) -> str:
+    """Names in one line, the first of them.
+
+    Example:
+        >>> in_few(["a", "b"]), in_few(list("abcdefg"))
+        ('a, b', 'a, b, c, d, e and 2 more')
+    """
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return printable(", ".join(names[:shown])) + more
 
 
 def printable_json(text: str) -> str:

@@ -1,10 +1,11 @@
-"""Do all ranks call alike, and save the same? Asked first, and answered with 20 bytes a rank.
+"""The check that all ranks call alike and save the same: the first step, with 20 bytes a rank.
 
-1. Every rank hashes what all should have alike: the arguments of the call, and the small leaves
-   that are replicas (`SavePlanner.replicas`), many at once (`joined`). It sends one hash
-   of their names, one of the rest, and one of its host.
-2. The coordinator answers how many ranks a host has, at most: they share its memory. Where all
-   ranks' other hashes are equal, that is all. Else one rank speaks for all that sent the same.
+1. Every rank hashes what should be equal on all ranks: the arguments of the call, and the small
+   leaves that are replicas (`SavePlanner.replicas`), many at once (`joined`). It sends one hash of
+   their names, one of the rest, and one of its host.
+2. The coordinator answers how many ranks a host has, at most: they share its memory. If the other
+   hashes of all ranks are equal, the check ends there. Else one rank speaks for all that sent the
+   same hashes.
 3. The speakers send the hash of each name, and learn which names several of them have. The stages
    of a pipeline have other leaves each: the coordinator remembers what they have in common, and
    does not ask for it again.
@@ -14,6 +15,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +30,12 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.part.replicas import joined
 from xckpt.core.problem import Problem
-from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.alive import WORK
+from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.ranks.rendezvous import host_identity
+from xckpt.engine.ranks.waiting import SILENT
 from xckpt.engine.steps import all_reduce
-from xckpt.errors import PlanError, spelled_ranks
+from xckpt.errors import PlanError, RanksFailedError, ranks_in_words
 
 COMPARE = "compare what they save or load; nothing was written or loaded"
 ARGUMENTS = "the ranks call with different arguments; give all of them the same"
@@ -42,16 +46,16 @@ SUMMARY = (
 )
 
 Leaves = Iterable[tuple[str, str, object]]
-"""Name, type and data of leaves that are to be alike: tensors of any framework."""
+"""Name, type and data of leaves that must be equal: tensors of any framework."""
 
 Hashes = NDArray[np.uint64]
 
 ALIKE: Final = ("chunk_bytes", "shard_bytes", "readers", "compare_replicas", "share_reads")
-"""Options that all ranks must give alike."""
+"""Options that must be equal on all ranks."""
 
 
 class _Question(msgspec.Struct, array_like=True):
-    """What the coordinator asks once hashes differ, and says in any case."""
+    """The coordinator's answer, and its question if hashes differ."""
 
     host_ranks: int
     """How many ranks a host has, at most."""
@@ -75,7 +79,7 @@ _details = msgspec.msgpack.Decoder(_Details).decode
 
 MOST_REMEMBERED: Final = 16
 _common: Final[dict[tuple[bytes, ...], bytes]] = {}
-"""Hashes of the speakers' lists of names -> what they have in common; of the last saves."""
+"""Hashes of the speakers' lists of names -> the names that they share; from the last saves."""
 
 
 def compare_ranks(
@@ -85,12 +89,12 @@ def compare_ranks(
     adapters: Adapters = NO_ADAPTERS,
     host: str | None = None,
 ) -> int:
-    """Refuse a call whose ranks have not the same arguments or replicas.
+    """Refuse a call whose ranks have different arguments or replicas.
 
     Args:
         group: the ranks that save or load.
         arguments: name -> value in words, of the call.
-        replicas: the leaves that ranks which have them must have alike; may raise.
+        replicas: the leaves that must be equal on the ranks that have them; may raise.
         adapters: know the frameworks of the leaves.
         host: the name of this rank's host; None finds it.
 
@@ -121,9 +125,33 @@ def compare_ranks(
     return question.host_ranks
 
 
-def arguments_of(storage: object) -> dict[str, str]:
-    """What a storage was given that all ranks must give alike, in words; nothing of unknown ones.
+def refuse(group: Group, error: Exception, step: str = COMPARE) -> None:
+    """Say in the first step of a call that this rank cannot take part; collective.
 
+    The other ranks call `compare_ranks`, or begin with another ``step``. In a group of one it
+    returns: there is no other rank to inform.
+
+    Raises:
+        Exception: ``error``, on every rank; see `xckpt.engine.steps`. If other ranks are silent,
+            on this one.
+    """
+    if group.size == 1:
+        return
+
+    def fail() -> bytes:
+        raise error
+
+    try:
+        with operation(group):
+            all_reduce(group, step, fail, lambda _: b"")
+    except RanksFailedError as lost:
+        if any(failure.kind == SILENT for failure in lost.failures):
+            raise error from lost
+        raise
+
+
+def arguments_of(storage: object) -> dict[str, str]:
+    """A storage's arguments that must be equal on all ranks, in words; none of unknown storages.
     Options that suit a machine, such as ``threads``, may differ.
 
     Example:
@@ -149,8 +177,8 @@ class _Own:
     adapters: Adapters
     host: str
     names: list[str] = field(default_factory=list[str])
-    """Leaf name, NUL and type: another dtype or shape is another leaf here, for the plan says more
-    about those."""
+    """Leaf name, NUL and type: another dtype or shape is another leaf here, because the plan's
+    checks say more about those."""
     data: list[object] = field(default_factory=list[object])
 
     def take(self, leaves: Leaves) -> None:
@@ -165,6 +193,7 @@ class _Own:
         contents = xxhash.xxh3_64(_encode(self.arguments))
         for array in joined(self.data, self.adapters):
             contents.update(_bytes_of(array))
+            WORK.get().moved = time.monotonic()
         return names.digest() + contents.digest() + xxhash.xxh32_digest(_text(self.host))
 
     def hashes(self) -> Hashes:
@@ -177,6 +206,7 @@ class _Own:
         for number in np.flatnonzero(np.isin(self.hashes(), common)).tolist():
             array = self.adapters.to_numpy(self.data[number])
             leaves[self.names[number]] = xxhash.xxh3_128_digest(_bytes_of(array))
+            WORK.get().moved = time.monotonic()
         return _Details(dict(self.arguments), leaves)
 
 
@@ -234,7 +264,7 @@ def _differences(
     said: Iterable[tuple[Mapping[str, object], Sequence[int]]],
     say: Callable[[str, Mapping[object, list[int]]], Problem],
 ) -> list[Problem]:
-    """What is said of each name under which ranks have different values."""
+    """The message for each name under which ranks have different values."""
     values: dict[str, dict[object, list[int]]] = {}
     for named, ranks in said:
         for name, value in named.items():
@@ -243,12 +273,12 @@ def _differences(
 
 
 def _argument(name: str, ranks: Mapping[object, list[int]]) -> Problem:
-    each = [f"{value} on {spelled_ranks(those)}" for value, those in ranks.items()]
+    each = [f"{value} on {ranks_in_words(those)}" for value, those in ranks.items()]
     return Problem(kind="argument", text=f"the argument {name} is {', but '.join(_few(each))}")
 
 
 def _leaf(name: str, ranks: Mapping[object, list[int]]) -> Problem:
-    each = [spelled_ranks(those) for those in ranks.values()]
+    each = [ranks_in_words(those) for those in ranks.values()]
     text = f"differs between {' and '.join(_few(each))}"
     return Problem(name.rpartition("\0")[0], kind="replica", text=text)
 

@@ -16,11 +16,13 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 HEADER: Final = struct.Struct("<B3xIIQ")
+AGO: Final = struct.Struct("<d")
+"""Of `Kind.ALIVE`: seconds."""
 GREETING_BYTES: Final = 256
-"""The longest frame of a peer that has not shown yet that it belongs to the group."""
+"""The longest frame taken from a peer that has not yet shown that it belongs to the group."""
 ANY_LENGTH: Final = 1 << 63
 INTERRUPTED: Final = "this process was interrupted in the middle of a message"
-"""The end of a connection of which it is not known how far the message has come."""
+"""Why a connection ends if an interrupt left a message half sent or received."""
 
 
 class Kind(IntEnum):
@@ -31,13 +33,13 @@ class Kind(IntEnum):
     MESSAGE = 1
     """A step's bytes."""
     LOST = 2
-    """The ranks that are given up, and why: the save or load has failed."""
+    """The ranks given up as lost, and why: the save or load has failed."""
     LEFT = 3
     """The sender has left the save or load, and why."""
     ALIVE = 4
-    """The sender waits for other ranks itself."""
+    """The sender waits for other ranks itself, or works; perhaps how long ago it got on."""
     SUSPECTS = 5
-    """Ranks that the sender has waited for in vain elsewhere."""
+    """Ranks that the sender has timed out on elsewhere."""
 
 
 class Frame(NamedTuple):
@@ -77,11 +79,11 @@ class Connection:
         self.rank = -1
         """The rank at the other end, once it is known."""
         self.frames: deque[Frame] = deque()
-        """What has come and was not looked at."""
+        """Frames that have come and were not yet handled."""
         self.end = ""
         """Why nothing more comes; empty while the connection stands."""
         self.heard = time.monotonic()
-        """When something was last received or sent."""
+        """When something was last received, or taken after a wait; or when the other end got on."""
         self._outgoing: deque[memoryview] = deque()
         self._incoming = memoryview(bytearray(HEADER.size))
         self._filled = 0
@@ -98,7 +100,9 @@ class Connection:
         header = memoryview(HEADER.pack(kind, operation, step, len(data)))
         # In one call, so that no interrupt comes between them.
         self._outgoing.extend((header, memoryview(data)) if data else (header,))
+        heard = self.heard
         self.flush()
+        self.heard = heard  # the kernel takes the first bytes for a process that is stopped, too
 
     def flush(self) -> None:
         """Send what the socket takes."""
@@ -142,25 +146,35 @@ class Connection:
             raise
 
     def _full(self) -> None:
-        """A header or the bytes behind it are there."""
+        """Handle a complete header, or the complete bytes behind it."""
         if self._header is None:
             self._header = HEADER.unpack(self._incoming)
-            if self._header[3] > self.limit:
-                self.finish("it sent what is no message")
-                return
             if self._header[3]:
-                self._expect(self._header[3])
+                self._expect_content(self._header[3])
                 return
             self._incoming = memoryview(b"")
-        self.frames.append(Frame(*self._header[:3], self._incoming.tobytes()))
+        frame = Frame(*self._header[:3], self._incoming.tobytes())
+        if frame.kind == Kind.ALIVE and self.limit == ANY_LENGTH and len(frame.data) == AGO.size:
+            self.heard -= max(0.0, AGO.unpack(frame.data)[0])
+        else:
+            self.frames.append(frame)
         self._header = None
         self._expect(HEADER.size)
+
+    def _expect_content(self, count: int) -> None:
+        try:
+            if count <= self.limit:
+                self._expect(count)
+                return
+        except (MemoryError, OverflowError):
+            pass  # a line that lost bytes makes a length of what comes after them
+        self.finish("it sent bytes that are not a message")
 
     def _expect(self, count: int) -> None:
         self._incoming, self._filled = memoryview(bytearray(count)), 0
 
     def finish(self, why: object) -> None:
-        """Take and send nothing more; what came before stays to be looked at."""
+        """Take and send nothing more; frames that came before stay available."""
         self.end = self.end or str(why)
 
     def close(self) -> None:

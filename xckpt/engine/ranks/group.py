@@ -59,27 +59,39 @@ class TimedGroup(Group, Protocol):
 
 @runtime_checkable
 class SuspectingGroup(Protocol):
-    """What takes the word of a rank for it that others are silent."""
+    """A group in which a rank can report that others are silent."""
 
     def suspect(self, ranks: Sequence[int]) -> None:
-        """This rank has waited in vain for others elsewhere: wait no longer than a moment."""
+        """This rank has timed out on others elsewhere: wait for them only a moment longer."""
         ...
 
 
 @runtime_checkable
-class CarefulGroup(Group, SuspectingGroup, Protocol):
-    """A group that tells one save or load from the next, and the others of a rank that leaves."""
+class OperationGroup(Group, SuspectingGroup, Protocol):
+    """A group that separates one save or load from the next, and reports a rank that leaves."""
 
     timeout: float
     """Seconds that a silent rank is waited for."""
 
     def begin(self) -> None:
-        """The next save or load begins; every rank says so, as often as all others."""
+        """The next save or load begins; every rank calls this equally often."""
         ...
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others that this rank leaves the save or load that goes on, and why."""
+        """Tell the others that this rank leaves the current save or load, and why."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPlan:
+    """What a rank has planned alone."""
+
+    share: SavePlan
+    """With orders, but for the place."""
+    committed: Metadata
+    """What the checkpoint will say, as far as a plan can tell."""
+    planned: Metadata | None
+    """The planner's of the whole, on the coordinator, which commits it."""
 
 
 @dataclass(slots=True)
@@ -94,14 +106,12 @@ class KeptPlans:
         default_factory=dict[bytes, tuple[bytes, Metadata]]
     )
     """On the coordinator, all ranks' tokens, and what was planned."""
-    own: dict[bytes, tuple[SavePlan, Metadata]] = field(
-        default_factory=dict[bytes, tuple[SavePlan, Metadata]]
-    )
-    """By what this rank knows of all plans: the share that it has planned alone, and the whole."""
+    own: dict[bytes, OwnPlan] = field(default_factory=dict[bytes, OwnPlan])
+    """What this rank has planned alone, by the digest of all plans that it knows."""
 
 
 @runtime_checkable
-class LastingGroup(Protocol):
+class PlanCachingGroup(Protocol):
     """A group whose saves keep their plans for the next one: see `xckpt.engine.ranks.plans`."""
 
     @property
@@ -128,7 +138,7 @@ def operation(group: Group) -> Generator[None, None, None]:
         >>> with operation(LocalGroup()):
         ...     pass
     """
-    if not isinstance(group, CarefulGroup):
+    if not isinstance(group, OperationGroup):
         yield
         return
     group.begin()
@@ -140,7 +150,7 @@ def operation(group: Group) -> Generator[None, None, None]:
 
 
 class TorchProcesses(Protocol):
-    """A ``torch.distributed.ProcessGroup`` or a ``DeviceMesh``, by what they have in common.
+    """The common attributes of a ``torch.distributed.ProcessGroup`` and a ``DeviceMesh``.
 
     Calls that take a `Group` take these too, and make a `Group` of them.
     """
@@ -151,7 +161,7 @@ class TorchProcesses(Protocol):
 
 
 class LocalGroup:
-    """One process on its own, whatever other processes there are.
+    """One process on its own, even if there are other processes.
 
     Example:
         >>> group = LocalGroup()

@@ -1,6 +1,6 @@
-"""How many processes this one was started with, as launchers say it in the environment.
+"""How many processes a launcher has started together with this one, by the environment.
 
-A job of several processes that no group joins would save several states over one another. So
+Several processes that no group joins would save several states over one another. So
 where no group is found, `launched_with` asks whether a launcher has started more than one process.
 SLURM's step is asked and not its job: a batch script is one process, however many tasks the job
 may start.
@@ -23,7 +23,7 @@ COUNTS: Final = {
 
 
 def launched_with(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The variable that says that there are several processes, and how many; None if none does.
+    """The variable that announces several processes, and how many; None if there is none.
 
     Example:
         >>> launched_with({"WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "4"})
@@ -39,7 +39,7 @@ def launched_with(environment: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def launched_on_host(environment: Mapping[str, str]) -> int:
-    """How many processes of the job torchrun has started on this host; 1 where nothing says it.
+    """How many processes of the job torchrun has started on this host; 1 if unknown.
 
     Example:
         >>> launched_on_host({"LOCAL_WORLD_SIZE": "8"}), launched_on_host({})

@@ -2,7 +2,7 @@
 
 The coordinator listens, and every other rank connects to it, so that there is one connection for
 each of them. A connection is taken into `Links.to` once its first frame has shown the group's
-token; anything else that connects is hung up on.
+token; any other connection is closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Links:
         """What the ranks that connect show, and what they are answered."""
         self._listener = listener
         self.sending: set[Connection] = set()
-        """Connections that have something to send still."""
+        """Connections that still have something to send."""
         self._strangers: set[Connection] = set()
         self._selector = selectors.DefaultSelector()
         if listener is not None:
@@ -68,7 +68,7 @@ class Links:
         """Send and receive what can be; waits at most ``seconds`` for the first of it.
 
         Returns:
-            The ranks of which there may be news: frames, or the end of a connection.
+            The ranks that may have new frames, or whose connection has ended.
         """
         touched: list[Connection] = []
         for key, events in self._selector.select(seconds):
@@ -99,7 +99,7 @@ class Links:
             self._selector.register(peer, READ, stranger)
 
     def _greet(self, stranger: Connection) -> None:
-        """Know a connection that has shown the token; hang up on any other."""
+        """Accept a connection that has shown the token; close any other."""
         if not stranger.frames and not stranger.end:
             return
         self._strangers.discard(stranger)
@@ -144,7 +144,7 @@ class Links:
         self.forget()
 
     def forget(self) -> None:
-        """Close the files of this process without a word to the other ends."""
+        """Close the sockets of this process without sending anything."""
         for connection in (*self.to.values(), *self._strangers):
             connection.peer.close()
         if self._listener is not None:

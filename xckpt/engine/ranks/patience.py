@@ -1,9 +1,12 @@
-"""How long a rank waits for others, over `Links`; and who is lost when it has waited.
+"""How long a rank waits for others, over `Links`, and which ranks count as lost then.
 
-1. A rank is silent when nothing was heard of it for the timeout, counted from the begin of the
-   wait. Any frame counts: a coordinator that waits itself says so (`Kind.ALIVE`).
-2. A rank that another has waited for in vain elsewhere is waited for a moment only (`suspect`).
+1. A rank is silent when nothing was received from it for the timeout, counted from the beginning of
+   the wait. Any frame counts: a coordinator that waits itself says so, and so does a rank that
+   works and gets on (`Kind.ALIVE`).
+2. A rank on which another has timed out elsewhere is waited for only a moment longer (`suspect`).
 3. A rank that has not connected may be known to be dead.
+4. While this process itself does not run (a scheduler has suspended the job), it hears nothing:
+   that time is no silence of others (`Presence`).
 """
 
 from __future__ import annotations
@@ -12,18 +15,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from xckpt.engine.ranks.alive import beat_of
 from xckpt.engine.ranks.links import Links
-from xckpt.engine.ranks.waiting import CLOSED, SILENT, WARN_AFTER, Waiting, silence
+from xckpt.engine.ranks.waiting import CLOSED, SILENT, WARN_AFTER, Presence, Waiting, silence
 from xckpt.errors import RankFailure
 
 GRACE_SECONDS: Final = 0.75
-"""How much longer than the coordinator others wait: its answer says more than its silence."""
+"""How much longer the others wait than the coordinator: its answer says more than its silence."""
 SUSPECT_SECONDS: Final = 0.4
-"""How long the coordinator waits for a rank that another has waited for in vain."""
+"""How long the coordinator waits for a rank on which another has timed out."""
 TICK_SECONDS: Final = 0.1
 """How often the clock is looked at."""
-BEAT_SECONDS: Final = 5.0
-"""How often, at least, a coordinator that waits says so."""
 KILLED: Final = (
     "the process was probably killed (out of memory?) or has crashed; see its own log "
     "(the connection ended: {})"
@@ -31,7 +33,7 @@ KILLED: Final = (
 
 
 class Patience:
-    """What a rank knows of those it waits for.
+    """What a rank knows about the ranks that it waits for.
 
     Args:
         rank: the rank that waits.
@@ -54,10 +56,41 @@ class Patience:
 
     def suspect(self, ranks: Sequence[int]) -> None:
         """Wait no longer than a moment for ranks from now on."""
-        # Others wait for the coordinator's verdict, for which it waits a moment itself.
+        # The others wait for the coordinator's verdict, so they wait a moment longer than it.
         patience = SUSPECT_SECONDS + GRACE_SECONDS * (self._rank != self._coordinator)
         for rank in ranks:
             self.suspects.setdefault(rank, time.monotonic() + patience)
+
+    def excuse(self, away: float) -> None:
+        """So many seconds, in which this process did not run, are no silence of others."""
+        if away:
+            for link in self._links.to.values():
+                link.heard = min(time.monotonic(), link.heard + away)
+
+    def hear(
+        self,
+        ranks: Sequence[int],
+        look: Callable[[int], object],
+        began: float,
+        away: float,
+        timeout: float,
+    ) -> list[RankFailure]:
+        """The ranks that are lost while this one does its own part of a step.
+
+        Args:
+            ranks: those that owe it a message, which is kept.
+            look: called with each; raises if it is lost or has left.
+            began: see `HeartbeatGroup.heed`.
+            away: the same.
+            timeout: seconds without a word from a rank. Only the coordinator counts them.
+        """
+        self._links.turn(0)
+        self.excuse(away)
+        for rank in ranks:
+            look(rank)
+        to = self._links.to
+        missing = {rank: None for rank in ranks if rank not in to or not to[rank].frames}
+        return self.lost_of(missing, began, timeout) if self._rank == self._coordinator else []
 
     def wait(
         self,
@@ -72,12 +105,13 @@ class Patience:
         Args:
             ranks: those that are waited for.
             take: whether the wait for a rank is over.
-            timeout: seconds without a word from a rank.
+            timeout: seconds without a frame from a rank.
             give_up: what is done about lost ranks; unless it raises, the wait for them is over.
             say_alive: called now and then with the ranks that are still waited for.
         """
         missing: dict[int, None] = dict.fromkeys(ranks)
         began = beat = look = time.monotonic()
+        presence = Presence()
         waiting = Waiting(
             *(self._rank, self._coordinator, lambda: list(missing)), warn_after=self.warn_after
         )
@@ -90,22 +124,31 @@ class Patience:
             if missing and now >= look:
                 look = now + TICK_SECONDS
                 waiting.remind()
-                lost = self._lost_of(missing, began, timeout)
+                lost = self.lost_of(missing, began, timeout)
                 if lost:
                     give_up(lost)
                 for failure in lost:
                     del missing[failure.rank]
                 if now >= beat:
-                    beat = now + min(BEAT_SECONDS, timeout / 4)
+                    beat = now + beat_of(timeout)
                     say_alive(missing)
             if not missing:
                 return
             news = self._links.turn(max(0.0, look - time.monotonic()))
+            away = presence.away()
+            began += away
+            self.excuse(away)
 
-    def _lost_of(
+    def lost_of(
         self, missing: Mapping[int, None], began: float, timeout: float
     ) -> list[RankFailure]:
-        """The ranks whose time is over, or that have died before they connected."""
+        """The ranks whose time is over, or that have died before they connected.
+
+        Args:
+            missing: those that are waited for.
+            began: since when.
+            timeout: seconds without a word from a rank.
+        """
         lost: list[RankFailure] = []
         now = time.monotonic()
         seconds = timeout - GRACE_SECONDS * (self._rank != self._coordinator)

@@ -12,6 +12,7 @@
    16 bytes. Where the coordinator has kept just these of all ranks, nothing is planned, and all it
    sends is where to write. Else it asks for the plans, and all is as the first time. A share that a
    rank has planned alone is kept, too, under what it knew.
+5. Of the commit, ranks that have planned alone receive what they cannot know (`KnownCommit`).
 
 A token is made of the digests of all ranks' plans, so shares of two different plans never mix.
 """
@@ -26,10 +27,11 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from xckpt.core.metadata import Metadata
+from xckpt.core.metadata import BytesStorageMetadata, JSONValue, Metadata
 from xckpt.core.plan.alone.known import KnownPlans
-from xckpt.core.plan.items import BriefData, SavePlan
-from xckpt.engine.ranks.group import Group, KeptPlans
+from xckpt.core.plan.items import SavePlan
+from xckpt.core.storage import BriefData, StorageWriter
+from xckpt.engine.ranks.group import Group, KeptPlans, OwnPlan
 from xckpt.engine.ranks.wire import SavePlanCodec
 from xckpt.engine.steps import reduce_scatter
 from xckpt.errors import PlanError
@@ -75,8 +77,18 @@ class _Answer(msgspec.Struct, array_like=True):
     """Where to write what the kept share says."""
 
 
+class _Brief(msgspec.Struct, array_like=True):
+    """What the coordinator says of a commit to ranks that know the rest."""
+
+    user: bytes
+    """The caller's metadata, JSON."""
+    kinds: dict[str, str]
+    """Kinds of values that are not as planned."""
+
+
 T = TypeVar("T")
 
+_brief = msgspec.msgpack.Decoder(_Brief).decode
 _encode = msgspec.msgpack.Encoder().encode
 _offer = msgspec.msgpack.Decoder(_Offer).decode
 _answer = msgspec.msgpack.Decoder(_Answer).decode
@@ -98,8 +110,46 @@ class Planning:
     """What a plan depends on beside the ranks' plans; None if it must not be kept."""
     known: Callable[[SavePlan], KnownPlans | None] = lambda _: None
     """All ranks' plans, given this rank's, if it knows them."""
-    own: Callable[[KnownPlans], tuple[SavePlan, Metadata] | None] = lambda _: None
-    """This rank's share, with orders but for the place, and the whole; None if all have to plan."""
+    own: Callable[[KnownPlans], OwnPlan | None] = lambda _: None
+    """This rank's share and the whole; None if all have to plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCommit:
+    """What will be committed, known to ranks that have each planned alone.
+
+    Example:
+        >>> known = KnownCommit(Metadata({"step": BytesStorageMetadata("int")}))
+        >>> committed = Metadata(known.metadata.state_dict_metadata, user_metadata={"loss": 2})
+        >>> known.committed(known.brief(committed)) == committed
+        True
+    """
+
+    metadata: Metadata
+    """As far as a plan can tell."""
+
+    def finish(self, writer: StorageWriter, planned: Metadata, results: Sequence[object]) -> bytes:
+        """The coordinator: commit what was written; the answer to all ranks."""
+        return self.brief(writer.committed_metadata(writer.finish(planned, results)))
+
+    def brief(self, committed: Metadata) -> bytes:
+        """What other ranks do not know of a commit."""
+        kinds = {
+            name: described.kind
+            for name, described in committed.state_dict_metadata.items()
+            if isinstance(described, BytesStorageMetadata) and described != self.metadata[name]
+        }
+        return _encode(_Brief(msgspec.json.encode(committed.user_metadata), kinds))
+
+    def committed(self, received: bytes) -> Metadata:
+        """What was committed, from its `brief`."""
+        brief = _brief(received)
+        user: JSONValue = msgspec.json.decode(brief.user)
+        leaves = self.metadata.state_dict_metadata
+        if brief.kinds:
+            values = {name: BytesStorageMetadata(kind) for name, kind in brief.kinds.items()}
+            leaves = {**leaves, **values}
+        return replace(self.metadata, state_dict_metadata=leaves, user_metadata=user)
 
 
 class _Exchange:
@@ -115,16 +165,17 @@ class _Exchange:
         self._offers: list[_Offer] = []
         """The coordinator: all ranks' plans."""
 
-    def run(self, step: str) -> SavePlan:
-        """This rank's share."""
+    def run(self, step: str) -> tuple[SavePlan, KnownCommit | None]:
+        """This rank's share; and what will be committed, where each rank has planned alone."""
         local, asked = self._first, Ask.NOTHING
         for _ in Ask:
             answer = _answer(reduce_scatter(self._group, step, local, self._decide))
             if answer.ask is Ask.NOTHING:
-                return self._taken(answer)
+                return self._taken(answer), None
             asked, speaks = answer.ask, self._group.rank in answer.ranks
             if asked is Ask.NO_MORE:
-                return _placed(self._kept.own[self._known][0], answer)
+                own = self._kept.own[self._known]
+                return _placed(own.share, answer), KnownCommit(own.committed)
             if asked is Ask.PLANS:
                 local = self._whole
             else:
@@ -155,9 +206,8 @@ class _Exchange:
         made = self._planning.own(known)
         if made is None:
             return False
-        share, metadata = made
         decides = self._group.rank == self._group.coordinator
-        _keep(self._kept.own, said, (share, metadata if decides else Metadata({})))
+        _keep(self._kept.own, said, made if decides else replace(made, planned=None))
         return True
 
     def _encode_plan(self, plan: SavePlan) -> None:
@@ -209,8 +259,9 @@ class _Exchange:
 
     def _agreed(self) -> _Answer:
         """Where to write the shares that the ranks have planned alone."""
-        share, metadata = self._kept.own[self._known]
-        return _Answer(Ask.NO_MORE, place=_encode(self._planning.repeat(metadata, share)))
+        own = self._kept.own[self._known]
+        assert own.planned is not None
+        return _Answer(Ask.NO_MORE, place=_encode(self._planning.repeat(own.planned, own.share)))
 
     def _again(self, tokens: bytes) -> _Answer:
         """Where to write, if all ranks have kept their shares of one plan; else the question."""
@@ -240,8 +291,10 @@ class _Exchange:
 
 def plan_together(
     group: Group, step: str, planning: Planning, kept: KeptPlans | None = None
-) -> SavePlan:
+) -> tuple[SavePlan, KnownCommit | None]:
     """This rank's share of a save of several ranks; collective.
+
+    And what will be committed, where each rank has planned alone.
 
     Raises:
         XckptError: some rank failed (see `xckpt.errors`); no rank is left waiting.

@@ -1,12 +1,12 @@
 """How the ranks of a group find each other: the coordinator invites, the others connect.
 
-1. The coordinator listens on a free TCP port of all its interfaces. Its `Invitation` says the port,
-   the addresses under which it may be reached, and a random token. How the ranks get it is the
+1. The coordinator listens on a free TCP port of all its interfaces. Its `Invitation` holds the
+   port, the addresses at which it may be reached, and a random token. How the ranks get it is the
    framework's business (a key-value store).
 2. Another rank tries the addresses in turn, first those that are likely: loopback on the same
    machine, then the interface named for gloo, then the one that reaches the framework's store.
-3. It shows one half of the token, and the coordinator answers with the other: so neither takes a
-   stranger for a rank.
+3. It shows one half of the token, and the coordinator answers with the other: so neither accepts a
+   foreign process as a rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from xckpt.engine.ranks.connection import Frame, Kind
 from xckpt.engine.ranks.links import TOKEN_BYTES, Links, no_delay
 
 CONNECT_SECONDS: Final = 3.0
-"""How long one address is tried; where nothing listens, that is known at once."""
+"""How long one address is tried; if nothing listens there, that is known at once."""
 
 SIOCGIFADDR: Final = 0x8915
 """Linux: the request for an interface's IPv4 address."""
@@ -58,7 +58,7 @@ def host_identity() -> str:
 
 
 def invite(reaches: tuple[str, int] | None = None) -> tuple[Links, Invitation]:
-    """Listen; what the other ranks need to connect; see `listen`.
+    """Listen, and return what the other ranks need to connect; see `listen`.
 
     Raises:
         OSError: there is no free port.
@@ -123,7 +123,7 @@ def connect(invitation: Invitation) -> socket.socket:
 
 
 def _addresses(reaches: tuple[str, int] | None) -> Iterator[str]:
-    """Under which this machine may be reached, the likely ones first; some twice."""
+    """The addresses at which this machine may be reached, the likely ones first; some twice."""
     interfaces = dict(_interfaces())
     for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(","):
         if name in interfaces:

@@ -1,25 +1,28 @@
 """Steps over connections between the coordinator and each other rank; no rank is left waiting.
 
-1. Every message says its save or load, and its step in it, as the sender counts them. What belongs
-   to an earlier save or load is dropped. A rank that is in a later one has left this one.
-2. A rank of which nothing is heard for the timeout is given up. So is, at once, one whose
-   connection ends, and one that says itself that it leaves (it was interrupted).
+1. Every message carries the numbers of its save or load and of its step, as the sender counts them.
+   A message of an earlier save or load is dropped. A rank that is in a later one has left this one.
+2. A rank from which nothing is received for the timeout (seconds) is given up. A rank whose
+   connection ends, or that announces that it leaves (it was interrupted), is given up at once.
 3. The coordinator tells all others which ranks are given up, and why: all raise the same error. A
-   coordinator that waits says so to those that have done their part, which wait on.
-4. A rank that has waited in vain for others elsewhere names them (`suspect`): those who do not
-   come at once are given up.
+   coordinator that waits says so to those that have done their part, which wait on; so does a rank
+   that works (`say_alive`); such a rank receives what the others say meanwhile (`heed`).
+4. A rank that has timed out on others elsewhere names them (`suspect`): those that do not answer at
+   once are given up.
 5. A group that has lost a rank is closed for good. A rank that has merely left can come again: the
    next save or load is another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, NoReturn
 
 import msgspec
 
-from xckpt.engine.ranks.connection import Frame, Kind
+from xckpt.engine.ranks.connection import AGO, Frame, Kind
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
@@ -36,6 +39,39 @@ _failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
 _ranks = msgspec.msgpack.Decoder(list[int]).decode
 
 
+@dataclass(slots=True)
+class _Course:
+    """How far a rank is, and why it cannot go on: as failures, for an error keeps its frames."""
+
+    before: Sequence[RankFailure]
+    """Why the last save or load failed, for a rank that joins it late."""
+    operation: int = 0
+    """The save or load, as this rank counts them."""
+    step: int = 0
+    failed: Sequence[RankFailure] = ()
+    """Why the current save or load has failed."""
+    over: Sequence[RankFailure] = ()
+    """Why no further step is possible."""
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.over and not self.failed
+
+    def begin(self) -> None:
+        self.operation += 1
+        self.step, self.failed = 0, ()
+
+    def next_step(self) -> None:
+        if not self.goes_on:
+            # The others have raised and are gone: a step would time out on them.
+            raise given_up(self.over or self.failed)
+        self.step += 1
+
+    def fail(self, failures: Sequence[RankFailure]) -> Sequence[RankFailure]:
+        self.failed = self.before = failures
+        return failures
+
+
 class Star:
     """The ranks of a group, each connected to the coordinator.
 
@@ -46,8 +82,6 @@ class Star:
         links: its connections.
         on_loss: called with the failures once ranks are lost for good.
         death: how it is known that a rank which has not connected is dead; empty if it is not.
-
-    The timeout of a call is in seconds without a word from a rank that is waited for.
     """
 
     def __init__(
@@ -65,38 +99,45 @@ class Star:
         self._coordinator = coordinator
         self._links = links
         self._on_loss = on_loss
-        self._operation = self._step = 0
-        self._failed: Sequence[RankFailure] = ()
-        """Why the save or load that goes on has failed; not as an error, which keeps its frames."""
-        self._over: Sequence[RankFailure] = ()
-        """Why no step can be taken any more."""
-        self._before: Sequence[RankFailure] = [RankFailure(rank, "RuntimeError", "it went on")]
-        """Why the last save or load failed, for a rank that comes to it late."""
+        self._course = _Course([RankFailure(rank, "RuntimeError", "it went on")])
         self._lost: list[RankFailure] = []
         """Ranks that this coordinator has lost and has not announced."""
         self.patience = Patience(rank, coordinator, links, death)
         self.kept_plans = KeptPlans()
-        """See `LastingGroup`."""
+        """See `PlanCachingGroup`."""
 
     def begin(self) -> None:
         """The next save or load begins."""
-        self._operation += 1
-        self._step = 0
-        self._failed = ()
+        self._course.begin()
         self.patience.suspects.clear()
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the save or load that goes on."""
-        if not self._over and not self._failed:
-            self._failed = self._before = failures = [RankFailure.of(self._rank, error)]
+        if self._course.goes_on:
+            failures = self._course.fail([RankFailure.of(self._rank, error)])
             self._farewell(Kind.LEFT, _encode(failures))
 
     def suspect(self, ranks: Sequence[int]) -> None:
-        """Wait no longer than a moment for ranks that were waited for in vain elsewhere."""
-        if not self._over and not self._failed:
+        """Wait only a moment longer for ranks that another wait has timed out on."""
+        if self._course.goes_on:
             self.patience.suspect(ranks)
             if self._rank != self._coordinator:
                 self._send(self._coordinator, Kind.SUSPECTS, _encode(list(ranks)))
+
+    def say_alive(self, seconds_ago: float, but: Container[int] = ()) -> None:
+        """See `HeartbeatGroup`; ranks that are waited for are left out."""
+        for rank, link in list(self._links.to.items()):
+            if rank not in but and not link.is_sending:
+                self._send(rank, Kind.ALIVE, AGO.pack(seconds_ago))
+
+    def heed(self, began: float, away: float, timeout: float) -> None:
+        """See `HeartbeatGroup`; raises as `gather`, in which this rank takes part next."""
+        if not self._course.goes_on:
+            return
+        ranks = self._others if self._rank == self._coordinator else [self._coordinator]
+        look = partial(self._look, keep=True)
+        if lost := self.patience.hear(ranks, look, began, away, timeout):
+            self._fail(lost)
 
     def gather(self, data: bytes, timeout: float) -> list[bytes] | None:
         """Every rank's bytes on the coordinator; None elsewhere.
@@ -104,7 +145,7 @@ class Star:
         Raises:
             RanksFailedError: ranks are lost, or have left.
         """
-        self._next_step()
+        self._course.next_step()
         if self._lost:
             self._fail(self._lost)
         if self._rank != self._coordinator:
@@ -133,13 +174,13 @@ class Star:
         """The coordinator's bytes.
 
         Raises:
-            RanksFailedError: the coordinator is lost, or has lost others. That the coordinator
-                itself loses some here, it raises in the next step: what it says may be final.
+            RanksFailedError: the coordinator is lost, or has lost others. If the coordinator itself
+                loses ranks here, it raises in the next step: its message may be final.
         """
         return self._hand_out(None if data is None else [data] * self._size, timeout)
 
     def _hand_out(self, parts: Sequence[bytes] | None, timeout: float) -> bytes:
-        self._next_step()
+        self._course.next_step()
         if self._rank != self._coordinator:
             return self._receive([self._coordinator], timeout + GRACE_SECONDS)[self._coordinator]
         assert parts is not None
@@ -158,26 +199,19 @@ class Star:
         self._wait(self._others, take, timeout, self._lost.extend)
         return parts[self._rank]
 
-    def _next_step(self) -> None:
-        if self._over or self._failed:
-            # The others have raised and are gone: a step would wait for them in vain.
-            raise given_up(self._over or self._failed)
-        self._step += 1
-
     def _send(self, rank: int, kind: Kind, data: bytes, operation: int | None = None) -> None:
-        number = self._operation if operation is None else operation
+        number = self._course.operation if operation is None else operation
         if rank in self._links.to and not self._links.to[rank].end:
-            self._links.send(rank, Frame(kind, number, self._step, data))
+            self._links.send(rank, Frame(kind, number, self._course.step, data))
 
     def _receive(self, ranks: Sequence[int], timeout: float) -> dict[int, bytes]:
         """The message of each rank in this step."""
         received: dict[int, bytes] = {}
 
         def take(rank: int) -> bool:
-            found = self._look(rank)
-            if found is not None:
+            if (found := self._look(rank)) is not None:
                 received[rank] = found
-            return found is not None
+            return rank in received
 
         self._wait(ranks, take, timeout)
         if self._rank == self._coordinator:
@@ -195,24 +229,25 @@ class Star:
         link = self._links.to.get(rank)
         while link is not None and link.frames:
             kind, operation, step, data = link.frames[0]
-            if operation > self._operation:
+            if operation > self._course.operation:
                 self._fail([RankFailure(rank, "RuntimeError", "it began another save or load")])
-            if kind == Kind.MESSAGE and operation == self._operation and keep:
+            if kind == Kind.MESSAGE and operation == self._course.operation and keep:
                 return None
             link.frames.popleft()
-            if operation < self._operation:
+            if operation < self._course.operation:
                 if kind == Kind.MESSAGE and self._rank == self._coordinator:
-                    self._send(rank, Kind.LOST, _encode(list(self._before)), operation)
+                    self._send(rank, Kind.LOST, _encode(list(self._course.before)), operation)
                 continue
             if kind in (Kind.LOST, Kind.LEFT):
                 self._fail(_failures(data), said_by=rank)
             if kind == Kind.SUSPECTS:
                 self.patience.suspect(_ranks(data))
-            if kind == Kind.MESSAGE:
-                if step != self._step:
-                    text = f"it is in step {step}, and rank {self._rank} in step {self._step}"
-                    self._fail([RankFailure(rank, "RuntimeError", text)])
+            if kind == Kind.MESSAGE and step == self._course.step:
                 return data
+            if kind == Kind.MESSAGE:
+                text = f"it is in step {step}, and rank {self._rank} in step {self._course.step}"
+                text += "; every rank has to make the same calls in the same order"
+                self._fail([RankFailure(rank, "RuntimeError", text)])
         if link is not None and link.end:
             self._fail([RankFailure(rank, CLOSED, KILLED.format(link.end))])
         return None
@@ -221,30 +256,26 @@ class Star:
         self, ranks: Sequence[int], take: Take, timeout: float, give_up: GiveUp | None = None
     ) -> None:
         """See `Patience.wait`; raises for lost ranks unless ``give_up`` says otherwise."""
-        self.patience.wait(ranks, take, timeout, give_up or self._fail, self._say_alive)
+        self.patience.wait(
+            ranks, take, timeout, give_up or self._fail, partial(self.say_alive, 0.0)
+        )
         if len(self._links.to) == self._size - 1:
             self._links.stop_listening()
 
-    def _say_alive(self, missing: Mapping[int, None]) -> None:
-        if self._rank == self._coordinator:
-            for rank in self._others:
-                if rank not in missing:
-                    self._send(rank, Kind.ALIVE, b"")
-
     def _fail(self, failures: Sequence[RankFailure], said_by: int | None = None) -> NoReturn:
         """Tell the others, and raise `RanksFailedError`."""
-        self._failed = self._before = failures
+        self._course.fail(failures)
         if self._rank == self._coordinator or said_by is None:
             self._farewell(Kind.LOST, _encode(list(failures)))
         if any(failure.kind in (SILENT, CLOSED) for failure in failures):
-            self._over = failures
+            self._course.over = failures
             self._links.close()
             if said_by is None:
                 self._on_loss(failures)
         raise given_up(failures)
 
     def _farewell(self, kind: Kind, data: bytes) -> None:
-        """Send all others the last word, as far as that is quickly done."""
+        """Send all others a last message, if that takes only a moment."""
         for rank in self._others:
             self._send(rank, kind, data)
         self._links.flush(FAREWELL_SECONDS)

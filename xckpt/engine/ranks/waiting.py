@@ -1,8 +1,9 @@
 """Waiting for other ranks: the log names the missing ones, and a timeout ends the wait.
 
-1. A `Waiting` belongs to one wait of one rank and knows how to ask which ranks are silent.
+1. A `Waiting` belongs to one wait of one rank, and can ask which ranks are silent.
 2. After `WARN_AFTER` seconds it logs a warning that names them, and again at growing intervals.
-3. `wait_in_thread` does so for a call that cannot be interrupted: the call runs in a thread, and
+3. `Presence` notices the time in which this process itself did not run.
+4. `wait_in_thread` does so for a call that cannot be interrupted: the call runs in a thread, and
    is given up at a deadline.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from xckpt.errors import RankFailure, RanksFailedError, spelled_ranks
+from xckpt.errors import RankFailure, RanksFailedError, ranks_in_words
 
 logger = logging.getLogger("xckpt")
 
@@ -29,6 +30,29 @@ WARN_AFTER: Final = 15.0
 LONGEST_SECONDS: Final = 300.0
 SLICE_SECONDS: Final = 0.2
 """How often a rank that waits asks whether others have given up."""
+AWAY_SECONDS: Final = 2.0
+"""More than passes between two looks at the clock, unless the process does not run meanwhile."""
+
+
+class Presence:
+    """Notices that this process did not run for a while, as where a scheduler suspends a job.
+
+    It could hear nothing then, so that time is no silence of others. While one waits, it is to be
+    asked in shorter intervals than `AWAY_SECONDS`.
+
+    Example:
+        >>> Presence().away()
+        0.0
+    """
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+
+    def away(self) -> float:
+        """Seconds since the last look, if there was none for so long."""
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        return passed if passed > AWAY_SECONDS else 0.0
 
 
 class Waiting:
@@ -74,7 +98,7 @@ class Waiting:
 
     def _text(self, silent: Sequence[int]) -> str:
         seconds = time.monotonic() - self._began
-        text = f"rank {self._rank} has waited {seconds:.0f} s for {spelled_ranks(silent)}"
+        text = f"rank {self._rank} has waited {seconds:.0f} s for {ranks_in_words(silent)}"
         if list(silent) == [self._coordinator]:
             text += ", the coordinator, which may itself wait for others"
         return (
@@ -87,12 +111,12 @@ def wait_in_thread(
     call: Callable[[], None],
     waiting: Waiting,
     seconds: float | None,
-    is_in_vain: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Run a call that waits for other ranks; False if it is given up.
 
-    That is after ``seconds``, or when ``is_in_vain`` says so, which is asked now and then. The call
-    then goes on in its thread, and what it raises is dropped.
+    That happens after ``seconds``, or when ``should_stop``, which is asked now and then, is true.
+    The call then continues in its thread, and what it raises is dropped.
     """
     ended: Future[None] = Future()
 
@@ -117,12 +141,12 @@ def wait_in_thread(
             if ended.done():
                 raise  # the call's own
             waiting.remind()
-            if is_in_vain() or (deadline is not None and time.monotonic() >= deadline):
+            if should_stop() or (deadline is not None and time.monotonic() >= deadline):
                 return False
 
 
 def given_up(failures: Sequence[RankFailure]) -> RanksFailedError:
-    """The error of a save or a load that has lost ranks, or that ranks have left."""
+    """The error of a save or load that has lost ranks, or that some ranks have left."""
     ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
     lost = any(failure.kind in (SILENT, CLOSED) for failure in failures)
     summary = f"lost contact with {ranks}" if lost else f"{ranks} left it before the end"
@@ -143,5 +167,9 @@ def given_up(failures: Sequence[RankFailure]) -> RanksFailedError:
 
 
 def silence(seconds: float) -> str:
-    """What is said of a rank that has been given up."""
-    return f"sent nothing for {seconds:g} s; is it alive, and did it call the same save or load?"
+    """The message about a rank that has been given up."""
+    return (
+        f"sent nothing for {seconds:g} s; is it alive, and did it call the same save or load? "
+        f"Usual causes: `if rank == 0:` around the call, no_dist=True on one rank, "
+        f"save_async on one and save on another"
+    )

@@ -1,8 +1,8 @@
-"""What a save or a load took on this rank: in the log, and for a metrics function.
+"""The time and bytes of a save or load on this rank: in the log, and for a metrics function.
 
 1. A `Watch` times the call, and each of its steps (`Watch.step`, DEBUG in the log).
 2. `WatchedGroup` times the calls in which this rank waits for others.
-3. At the end, one INFO line says bytes, seconds, GiB/s and the time waited, and the metrics
+3. At the end, one INFO line gives bytes, seconds, GiB/s and the time waited, and the metrics
    function gets the same as a `Metrics`.
 
 A call without a listener has no watch: see `xckpt.options.is_watched`.
@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from math import prod
 from types import TracebackType
 from typing import Protocol, TypeVar
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadPlan, SavePlan, WriteItems
+from xckpt.engine.ranks.alive import HeartbeatGroup
 from xckpt.engine.ranks.group import Group, SuspectingGroup
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.progress import Metrics
@@ -82,6 +83,21 @@ class WatchedGroup:
         if isinstance(self._group, SuspectingGroup):
             self._group.suspect(ranks)
 
+    @property
+    def beat(self) -> float:
+        """See `HeartbeatGroup`."""
+        return self._group.beat if isinstance(self._group, HeartbeatGroup) else math.inf
+
+    def say_alive(self, seconds_ago: float) -> None:
+        """See `HeartbeatGroup`."""
+        if isinstance(self._group, HeartbeatGroup):
+            self._group.say_alive(seconds_ago)
+
+    def heed(self, began: float, away: float) -> None:
+        """See `HeartbeatGroup`."""
+        if isinstance(self._group, HeartbeatGroup):
+            self._group.heed(began, away)
+
     @contextlib.contextmanager
     def _waiting(self) -> Generator[None, None, None]:
         started = time.perf_counter()
@@ -133,7 +149,7 @@ class Watch:
         return cls(operation, os.fspath(path), options.metrics)
 
     def watched(self, group: Group) -> WatchedGroup:
-        """The group, whose waiting is counted, with what was waited before."""
+        """The group with its waiting counted, including what was waited before."""
         watched = WatchedGroup(group, self.ranks.waited if self.ranks else 0.0)
         self.ranks = watched
         return watched
@@ -195,20 +211,13 @@ class Watch:
             try:
                 self._metrics(taken)
             except Exception:
-                # What was saved or loaded is so all the same.
+                # The save or load itself has succeeded.
                 logger.exception("the metrics function failed")
 
 
 def bytes_written(plan: SavePlan) -> int:
     """Bytes of the tensors' boxes in a rank's share of a save."""
-    items = WriteItems.of(plan.items)
-    sizes = [item_size(row.dtype) if row.is_tensor else 0 for row in items.table]
-    total = 0
-    for block in items.blocks:
-        counts: list[int] = block.boxes.sizes.prod(axis=1).tolist()
-        leaves: list[int] = block.leaf.tolist()
-        total += sum(sizes[leaf] * count for leaf, count in zip(leaves, counts, strict=True))
-    return total
+    return int(WriteItems.of(plan.items).sizes().sum())
 
 
 def bytes_read(plan: LoadPlan, metadata: Metadata) -> int:
@@ -217,5 +226,5 @@ def bytes_read(plan: LoadPlan, metadata: Metadata) -> int:
     for item in plan.items:
         stored = metadata.state_dict_metadata.get(item.storage_index.fqn)
         if isinstance(stored, TensorStorageMetadata):
-            total += prod(item.lengths) * item_size(stored.dtype)
+            total += math.prod(item.lengths) * item_size(stored.dtype)
     return total

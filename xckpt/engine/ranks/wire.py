@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Block, Box, Boxes, Shape
 from xckpt.core.plan.items import (
-    BriefData,
-    CanBeBrief,
     LeafTable,
     LoadPlan,
     ReadItem,
@@ -21,6 +19,7 @@ from xckpt.core.plan.items import (
     WriteItems,
 )
 from xckpt.core.problem import Problem
+from xckpt.core.storage import BriefData, CanBeBrief
 from xckpt.engine.steps import Codec
 
 
@@ -39,7 +38,7 @@ class _SavePlan(msgspec.Struct, array_like=True):
 
 
 class _Reports:
-    """Carries ranks' reports of what they wrote; they arrive as plain lists, dicts and bytes."""
+    """Carries the ranks' reports of their writes; they arrive as plain lists, dicts and bytes."""
 
     encode = msgspec.msgpack.Encoder().encode
     decode = msgspec.msgpack.Decoder().decode
@@ -61,8 +60,8 @@ class SavePlanCodec:
     """Encodes and decodes the plans of one save, each distinct leaf table once.
 
     Args:
-        many: there are several ranks, so what a rank may know already is left out: a plan has the
-            digest of its leaf table, and `learn` takes tables.
+        many: there are several ranks, so a plan has only the digest of its leaf table, which other
+            ranks may know already; `learn` takes tables.
 
     Example:
         >>> codec = SavePlanCodec()
@@ -124,7 +123,7 @@ class SavePlanCodec:
         return self.tables[name]
 
     def _reference(self, table: LeafTable) -> msgspec.Raw:
-        """A table's digest, made once; from now on the table is known by it."""
+        """A table's digest, made once; from now on the digest stands for the table."""
         known = self._names.get(id(table))
         if known is None:
             name = _name(bytes(self._raw(table)))
@@ -141,7 +140,7 @@ class SavePlanCodec:
         return _decode_bytes(_decode_plan(data).table)
 
     def learn(self, table: bytes) -> None:
-        """Know a leaf table that has come."""
+        """Remember a leaf table that was received."""
         self.tables.setdefault(_name(table), _decode_table(table))
 
     def _brief(self, plan: SavePlan, table: LeafTable) -> msgspec.Raw:
@@ -203,7 +202,7 @@ def _block(rank: int, leaf: bytes, offsets: bytes, sizes: bytes) -> Block:
 
 
 class _Problem(msgspec.Struct, array_like=True):
-    """A `Problem` between processes; the coordinator knows whose it is."""
+    """A `Problem` between processes; the coordinator knows the rank that sent it."""
 
     leaf: str | None
     box: tuple[Shape, Shape] | None
@@ -286,7 +285,7 @@ class LoadPlanCodec:
         named = plan.names, problems, plan.left, dict(plan.dtypes)
         return _sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
 
-    def decode(self, data: bytes) -> LoadPlan:
+    def decode(self, data: bytes | memoryview) -> LoadPlan:
         """A plan from bytes; inverse of `encode`."""
         wire = _decode_load_plan(data)
         items = _EncodedItems(wire.items)

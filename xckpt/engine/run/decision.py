@@ -3,29 +3,43 @@
 1. The coordinator decides, by its clock and its view of the save in the background.
 2. A decision not to save goes to all ranks: a few bytes, and the coordinator waits for none. In a
    group of one nothing is sent.
-3. Before a save, and `ASK_SECONDS` after it asked last, it asks all ranks instead: each says at
-   which step it is, and whether it was asked to end. Then it decides, and that goes to all ranks.
+3. Before a save, and `ASK_SECONDS` after it asked last, it asks all ranks instead: each reports its
+   step, and whether it was asked to end. Then it decides, and sends the decision to all ranks.
+4. An invalid step of a rank is reported then, too, and every rank raises the error. The same holds
+   for what each rank prepares once a save is due, such as the numbers of its metrics
+   (`Rounds.prepare`).
+5. Any other call of a run, such as a deletion, begins with a broadcast too (`agreed_step`): of its
+   purpose. So a rank that makes another call than the coordinator notices at once.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
+from xckpt.core.run.numbers import checked_step
 from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.errors import PlanError
 
 ASK_SECONDS = 0.2
-"""How long a signal to another rank than the coordinator may go unheard. So steps that are quicker
-cost one small broadcast, and slower ones a thousandth of their time."""
+"""How long a signal to a rank other than the coordinator may go unnoticed. Quicker steps cost one
+small broadcast, and slower ones a thousandth of their time."""
 
 DECIDE: Final = "decide whether to save; nothing was saved"
+OF_SAVE: Final = "save a step, if one is due"
+PREPARE: Final = "say what is saved with the step; nothing was saved"
+AT_DIFFERENT_STEPS: Final = (
+    "the ranks ask for a save at different steps ({}); each rank has to call save and should_save "
+    "at the same steps"
+)
+
+T = TypeVar("T")
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +73,8 @@ class _Report(msgspec.Struct, frozen=True, array_like=True):
 
 _report = msgspec.msgpack.Decoder(_Report).decode
 _decision = msgspec.msgpack.Decoder(Decision).decode
+_said = msgspec.msgpack.Decoder(Decision | str).decode
+"""What a coordinator begins a call with: its decision in `save`, the purpose of any other call."""
 
 
 class Rounds:
@@ -70,7 +86,8 @@ class Rounds:
     Example:
         >>> from xckpt.engine.ranks.group import LocalGroup
         >>> rounds = Rounds(LocalGroup())
-        >>> rounds.agree(3, True, lambda asked: Decision(asked, 60.0, False, asked)).due
+        >>> step = rounds.checked(3)
+        >>> rounds.agree(step, True, lambda asked: Decision(asked, 60.0, False, asked)).due
         True
     """
 
@@ -78,33 +95,102 @@ class Rounds:
         self._group = group
         self._asked = -math.inf
         """When the coordinator asked all ranks, by its clock."""
+        self._fault: Exception | None = None
+        """What is wrong with a step that this rank was given, until all ranks have heard it."""
 
-    def agree(self, step: int, preempted: bool, decide: Callable[[bool], Decision]) -> Decision:
+    def checked(self, step: object) -> int | None:
+        """The number of a step; None if it is invalid, which all ranks raise when they are next
+        asked.
+
+        Raises: TypeError, ValueError: it is invalid, in a group of one.
+        """
+        try:
+            return checked_step(step)
+        except Exception as error:
+            if self._group.size == 1:
+                raise
+            self._fault = self._fault or error
+            return None
+
+    def agree(
+        self, step: int | None, preempted: bool, decide: Callable[[bool], Decision]
+    ) -> Decision:
         """The coordinator's decision, on every rank; collective.
 
         Args:
-            step: the step that this rank has done.
+            step: the step that this rank has done, as `checked` has it.
             preempted: whether this rank was asked to end.
             decide: called on the coordinator with whether any rank was, as far as it knows; and
-                again, should it learn of one.
+                again if it learns of one.
 
         Raises:
-            PlanError: the ranks are at different steps.
+            PlanError: the ranks are at different steps, or make different calls.
+            TypeError, ValueError: some rank was given an invalid step.
             Exception: what ``decide`` raised, on every rank.
         """
         if self._group.size == 1:
             return decide(preempted)
         with operation(self._group):
             said = broadcast(self._group, DECIDE, lambda: self._proposal(preempted, decide))
-            proposed = _decision(said)
+            proposed = _said(said)
+            if isinstance(proposed, str):
+                _refuse_call(self._group, proposed, OF_SAVE)
             if not (proposed.due or proposed.asks):
                 return proposed
-            mine = msgspec.msgpack.encode(_Report(step, preempted))
             answer = partial(_answer, proposed, decide)
-            return _decision(all_reduce(self._group, DECIDE, lambda: mine, answer))
+            report = partial(self._report, step, preempted)
+            return _decision(all_reduce(self._group, DECIDE, report, answer))
+
+    def leave(self, step: int | None) -> None:
+        """This rank leaves a save that was foreseen at another step; collective with `prepare`.
+
+        Raises:
+            PlanError: other ranks begin that save.
+        """
+        if self._group.size > 1:
+            self._meet(lambda: step)
+
+    def prepare(self, step: int | None, make: Callable[[], T]) -> T:
+        """What this rank prepares before a save begins, if no rank fails in that; collective.
+
+        Args:
+            step: the step that is saved.
+            make: makes it; may raise.
+
+        Raises:
+            PlanError: the ranks are at different steps.
+            Exception: what ``make`` raised on some rank, on every rank.
+        """
+        made: list[T] = []
+
+        def local() -> int | None:
+            made.append(make())
+            return step
+
+        self._meet(local)
+        return made[0]
+
+    def _meet(self, local: Callable[[], int | None]) -> None:
+        def said() -> bytes:
+            self._raise_fault()
+            return msgspec.msgpack.encode(local())
+
+        with operation(self._group):
+            all_reduce(self._group, PREPARE, said, _at_one_step)
+
+    def _raise_fault(self) -> None:
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    def _report(self, step: int | None, preempted: bool) -> bytes:
+        self._raise_fault()
+        assert step is not None
+        return msgspec.msgpack.encode(_Report(step, preempted))
 
     def _proposal(self, preempted: bool, decide: Callable[[bool], Decision]) -> bytes:
         """What the coordinator decides, if no rank has to be asked first."""
+        self._raise_fault()
         now = time.monotonic()
         proposed = _ASK if now - self._asked >= ASK_SECONDS else decide(preempted)
         if proposed.due or proposed.asks:
@@ -115,13 +201,86 @@ class Rounds:
 def _answer(proposed: Decision, decide: Callable[[bool], Decision], said: list[bytes]) -> bytes:
     """The coordinator's decision, once it has heard all ranks."""
     reports = [_report(each) for each in said]
-    if len({report.step for report in reports}) > 1:
-        listed = ", ".join(f"rank {rank}: {each.step}" for rank, each in enumerate(reports))
-        raise PlanError(
-            f"the ranks ask for a save at different steps ({listed}); each rank has to call save "
-            f"and should_save at the same steps"
-        )
+    _refuse_different([report.step for report in reports], AT_DIFFERENT_STEPS)
     preempted = any(report.preempted for report in reports)
     if proposed.asks or (preempted and not proposed.preempted):
         proposed = decide(preempted)
     return msgspec.msgpack.encode(proposed)
+
+
+def _at_one_step(said: list[bytes]) -> bytes:
+    steps = [msgspec.msgpack.decode(each, type=int | None) for each in said]
+    _refuse_different(steps, AT_DIFFERENT_STEPS)
+    return b""
+
+
+def _refuse_call(group: Group, coordinators: Decision | str, own: str) -> NoReturn:
+    """Raise on all ranks that this one makes another call than the coordinator.
+
+    Args:
+        group: the ranks of the run.
+        coordinators: what the coordinator began its call with.
+        own: the purpose of this rank's call.
+
+    Raises:
+        PlanError: always; on all ranks if the coordinator waits for them. A coordinator that
+            decided not to save has gone on.
+    """
+    is_save = isinstance(coordinators, Decision)
+    what = OF_SAVE if is_save else coordinators
+    error = PlanError(
+        f"this rank is to {_in_short(own)}, and rank {group.coordinator} to {_in_short(what)}; "
+        f"every rank has to make the same calls of its CheckpointManager in the same order"
+    )
+
+    def fail() -> bytes:
+        raise error
+
+    if not is_save or coordinators.due or coordinators.asks:
+        all_reduce(group, DECIDE if is_save else what, fail, lambda _: b"")
+    raise error
+
+
+def _in_short(what: str) -> str:
+    return what.partition(";")[0]
+
+
+def agreed_step(group: Group, what: str, step: Callable[[], int | None]) -> int | None:
+    """The step that all ranks name, or None if they name none; collective.
+
+    Args:
+        group: the ranks of the run.
+        what: the purpose, for the message of a failure.
+        step: what this rank names; may raise.
+
+    Raises:
+        PlanError: the ranks name different ones, or make different calls.
+        Exception: what ``step`` raised on some rank, on every rank.
+
+    Example:
+        >>> from xckpt.engine.ranks.group import LocalGroup
+        >>> agreed_step(LocalGroup(), "delete a step", lambda: 3)
+        3
+    """
+    with operation(group):
+        proposed = _said(broadcast(group, what, lambda: msgspec.msgpack.encode(what)))
+        if proposed != what:
+            _refuse_call(group, proposed, what)
+        named = all_reduce(group, what, lambda: msgspec.msgpack.encode(step()), _agreed)
+    return msgspec.msgpack.decode(named, type=int | None)
+
+
+def _agreed(said: list[bytes]) -> bytes:
+    steps = [msgspec.msgpack.decode(each, type=int | None) for each in said]
+    _refuse_different(steps, "the ranks name different steps ({}); give all of them the same")
+    return said[0]
+
+
+def _refuse_different(steps: Sequence[int | None], text: str) -> None:
+    """Refuse steps that differ by rank; ``text`` has a place where they are listed.
+
+    Raises:
+        PlanError: they do.
+    """
+    if len(set(steps)) > 1:
+        raise PlanError(text.format(", ".join(f"rank {r}: {step}" for r, step in enumerate(steps))))

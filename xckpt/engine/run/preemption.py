@@ -1,13 +1,13 @@
-"""How schedulers say that a process is to end soon: by signals, or by a notice of its framework.
+"""How a process learns that it must end soon: by signals, or by a notice of its framework.
 
-1. A signal is only noted: what is to be done about it, the ranks decide together at their next
-   step.
-2. JAX has a service of its own that notes SIGTERM, where several processes have joined; then the
-   signal is left to it, and it is asked at each step (`xckpt.engine.adapters`).
+1. A signal is only noted: the ranks decide together at their next step what to do about it.
+2. JAX has a service of its own that notes SIGTERM, where several processes have joined; then xckpt
+   leaves the signal to that service, and asks it at each step (`xckpt.engine.adapters`).
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterable
@@ -25,6 +25,7 @@ class Preemption:
     Example:
         >>> preemption = Preemption()
         >>> preemption.watch()
+        True
         >>> signal.raise_signal(signal.SIGTERM)
         >>> preemption.asked()
         True
@@ -39,9 +40,26 @@ class Preemption:
         """The signals that have come, each once."""
         self._previous: dict[int, object] = {}
         """The handlers that were there."""
+        self._process = os.getpid()
+        self._depth = 0
+        """How often `watch` was called, less `rest`."""
 
-    def watch(self) -> None:
-        """Note the signals from now on; only the main thread can have them noted."""
+    def watch(self) -> bool:
+        """Note the signals from now on; only the main thread can have them noted.
+
+        Returns:
+            Whether watching begins now, with nothing noted; else it continues until the last
+            `rest`.
+        """
+        self._depth += 1
+        if self._depth > 1:
+            return False
+        self._noted.clear()
+        self._process = os.getpid()
+        self._take()
+        return True
+
+    def _take(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         taken = {number for notice in self.notices for number in notice.signals}
@@ -56,17 +74,29 @@ class Preemption:
 
     def rest(self) -> None:
         """Put the previous handlers back; those of signals that have come are called."""
-        for number, previous in self._previous.items():
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        for number in self._previous:
             # Another handler that was set meanwhile stays, and may call this one.
             if signal.getsignal(number) == self._note:
-                known = callable(previous) or isinstance(previous, signal.Handlers)
-                signal.signal(number, previous if known else signal.SIG_DFL)  # type: ignore[arg-type]
+                self._restore(number)
         answered, self._previous = self._previous, {}
         for number in self._noted:
             previous = answered.get(number)
             if callable(previous) and not isinstance(previous, signal.Handlers):
                 previous(number, None)
 
+    def _restore(self, number: int) -> None:
+        previous = self._previous[number]
+        known = callable(previous) or isinstance(previous, signal.Handlers)
+        signal.signal(number, previous if known else signal.SIG_DFL)  # type: ignore[arg-type]
+
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A forked child, such as a worker of a data loader, has no part in the run.
+            self._restore(number)
+            signal.raise_signal(number)
+            return
         if number not in self._noted:
             self._noted.append(number)

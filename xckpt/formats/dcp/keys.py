@@ -5,15 +5,15 @@ key path of each in their ``planner_data``. A checkpoint keeps the tree.
 
 To save (`name_leaves`):
 
-1. The key path of an fqn is what any rank's mapping says, else the fqn itself is a single key.
+1. The key path of an fqn comes from any rank's mapping; without one the fqn is a single key.
 2. The leaf's name is the key path joined as everywhere (`xckpt.core.names`).
-3. An int in a key path is a list's index, so what is above it is recorded as a list.
+3. An int in a key path is a list's index, so the container above it is recorded as a list.
 
 To load (`stored_objects`):
 
 1. Walk the saved tree as DCP would walk it: into dicts, and into lists that hold a tensor, a dict
-   or another such list. What it does not walk into, a tuple or a list of plain values, it knows as
-   one object.
+   or another such list. A container that it does not walk into (a tuple, or a list of plain values)
+   is one object to DCP.
 2. The fqn is the key path joined with dots, unless the save noted another one.
 """
 
@@ -43,13 +43,13 @@ class LeafNames:
 
     @property
     def odd(self) -> dict[str, str]:
-        """Leaf name -> fqn, where the one does not follow from the other."""
+        """Leaf name -> fqn, for leaves whose fqn does not follow from the name."""
         return {self.names[fqn]: fqn for fqn, path in self.paths.items() if join_fqn(path) != fqn}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What DCP knows under one fqn: a leaf, or a list or tuple that it takes for one object."""
+    """An object that DCP knows by one fqn: a leaf, or a list or tuple that is one object to DCP."""
 
     path: KeyPath
     """The key path as DCP writes it: an int is a list's index, all else is a str."""
@@ -198,7 +198,7 @@ def keys_below(paths: Iterable[KeyPath]) -> dict[KeyPath, set[str | int]]:
 def _walk(
     node: object, path: KeyPath, is_tensor: Callable[[str], bool]
 ) -> Iterator[tuple[KeyPath, object]]:
-    """What DCP takes for a leaf, in order, each with its key path."""
+    """The objects that are leaves to DCP, in order, each with its key path."""
     if isinstance(node, dict):
         for key, child in node.items():
             yield from _walk(child, (*path, str(key)), is_tensor)
@@ -210,7 +210,7 @@ def _walk(
 
 
 def _is_object(node: object, is_tensor: Callable[[str], bool]) -> bool:
-    """Whether DCP takes an entry of a list for part of one object."""
+    """Whether DCP counts an entry of a list as part of one object."""
     if isinstance(node, dict):
         return False
     if isinstance(node, list):

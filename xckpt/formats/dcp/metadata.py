@@ -1,4 +1,4 @@
-"""torch's ``.metadata``: what a DCP folder says about itself, read without unpickling it.
+"""torch's ``.metadata``, the description of a DCP folder, read without unpickling it.
 
 1. The file's bytes are bounded, then described by `xckpt.formats.torch_save.pickle_machine`, for
    which only the names in `NAMES` exist: those that torch 2.0 to 2.13 writes. None of them is
@@ -25,6 +25,7 @@ from xckpt.formats.dcp.keys import key_paths
 from xckpt.formats.torch_save.archive import Where
 from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, load
 from xckpt.formats.torch_save.values import BASIC_NAMES, MOST_DIMENSIONS, are_counts
+from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.paths import file_name_problem
 
 MAX_BYTES: Final = 1 << 30
@@ -72,7 +73,7 @@ def _path(*parts: object) -> object:
 def _member(owner: object, name: object) -> object:
     """A member of an enum, as Python 3.11.0 to 3.11.3 pickled it: by ``getattr``."""
     if not isinstance(owner, Symbol) or owner.name not in _ENUMS or not isinstance(name, str):
-        raise UnsafePickleError("it takes an attribute of something by builtins.getattr")
+        raise UnsafePickleError("it reads an attribute by builtins.getattr")
     return Record(owner.name, (name,))
 
 
@@ -110,13 +111,18 @@ NAMES: Final[Mapping[str, Maker | None]] = {
         for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
     },
 }
-"""What may occur in a ``.metadata`` -> what a call of it gives."""
+"""Names allowed in a ``.metadata`` -> the result of calling them."""
 
 _KEY = tuple[str, Shape | None]
 
 
-def parse(data: bytes) -> DCPMetadata:
+def parse(data: bytes, memory_bytes: int = MEMORY_BYTES) -> DCPMetadata:
     """The content of a ``.metadata``, checked.
+
+    Args:
+        data: the file's bytes.
+        memory_bytes: what it may take; the estimate is twice what an honest pickle takes, which
+            leaves room for what is made of it.
 
     Raises:
         UnsafePickleError: it names a class or function that torch's metadata do not have.
@@ -127,10 +133,10 @@ def parse(data: bytes) -> DCPMetadata:
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"it is {len(data):,} bytes long; at most {MAX_BYTES:,} are read")
-    root = _fields(load(data, NAMES), "Metadata")
+    root = _fields(load(data, NAMES, memory_bytes=memory_bytes), "Metadata")
     described = root.get("state_dict_metadata")
     if not isinstance(described, dict) or not all(isinstance(name, str) for name in described):
-        raise ManifestError("its state_dict_metadata is no dict of names")
+        raise ManifestError("its state_dict_metadata is not a dict of names")
     return _Reader(root.get("storage_data"), root.get("planner_data")).read(described)
 
 
@@ -166,7 +172,7 @@ class _Reader:
     def _places(self, storage_data: object) -> dict[_KEY, Where]:
         if not isinstance(storage_data, dict):
             raise ManifestError(
-                "its storage_data is no dict; it was not written by torch's FileSystemWriter"
+                "its storage_data is not a dict; it was not written by torch's FileSystemWriter"
             )
         places: dict[_KEY, Where] = {}
         for index, info in storage_data.items():
@@ -185,11 +191,14 @@ class _Reader:
         if not isinstance(file, str) or not are_counts(extent):
             raise ManifestError(f"{name}: where it is stored is not a file and a range")
         if file_name_problem(file) or ":" in file:
-            raise ManifestError(f"{name}: stored in {file[:80]!r}, which is no file of the folder")
+            raise ManifestError(
+                f"{name}: stored in {file[:80]!r}, which is not a file of the folder"
+            )
         descriptors = info.get("transform_descriptors")
         if descriptors:
             listed = descriptors if isinstance(descriptors, list | tuple) else [descriptors]
-            # By type what is no text: anything may stand here, nested or long without end.
+            # Values that are not text are shown by type: anything may stand here, nested or
+            # endless.
             names = ", ".join(d[:40] if isinstance(d, str) else _kind(d) for d in listed[:4])
             self.unsupported.append(
                 f"{name}: stored through the extension {names}; load and save it with torch"

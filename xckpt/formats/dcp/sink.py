@@ -80,7 +80,7 @@ class DCPSink(TensorSink):
     """Mapping name of a tensor -> what its files' names begin with."""
 
     def _plan(self) -> object:
-        """Find and number the entries, and cut the tensors; DCP has no place for texts."""
+        """Find and number the entries, and cut the tensors; DCP cannot store texts."""
         contents = self._contents
         self._names = {contents.leaf_name(n): n for n in (*contents.specs, *contents.values)}
         self._entries = _entries(contents, self._names)
@@ -101,7 +101,7 @@ class DCPSink(TensorSink):
         return [list(self._entries), [[name, chunks[name], files[name]] for name in chunks]]
 
     def _lay_out(self) -> None:
-        """Nothing is known before any box but what is written at the end."""
+        """Nothing is written before the boxes: values and metadata are written at the end."""
 
     def _open(self) -> None:
         """Nothing is held open: each chunk is a file."""
@@ -135,11 +135,11 @@ class DCPSink(TensorSink):
             described = self._described()
             (self.folder / METADATA_FILE).write_bytes(encode(described))
             for path in self.folder.glob(".__0_*"):
-                path.unlink()  # A part of an object, or what a write that was killed has left.
+                path.unlink()  # A part of an object, or the remains of a killed write.
         super().commit()
 
     def _described(self) -> DCPMetadata:
-        """What ``.metadata`` says, with the values written.
+        """The content of ``.metadata``; the values are written on the way.
 
         Raises:
             CorruptCheckpointError: files are missing; all are listed.
@@ -183,7 +183,7 @@ class DCPSink(TensorSink):
     def _write_object(
         self, path: Path, entry: StoredObject, places: Mapping[str, tuple[Where, ...]]
     ) -> None:
-        """Write the file of an entry that is no tensor."""
+        """Write the file of an entry that is not a tensor."""
         values = {leaf: self._value(self._names[leaf], places) for leaf in entry.leaves}
         value = entry.build(values)
         if isinstance(value, Opaque):
@@ -205,12 +205,12 @@ class DCPSink(TensorSink):
     @staticmethod
     def _foreign(path: Path) -> str:
         if not (path / METADATA_FILE).is_file():
-            return f"it is no DCP folder: there is no {METADATA_FILE} in it"
+            return f"it is not a DCP folder: there is no {METADATA_FILE} in it"
         return other_files(path, lambda name: name == METADATA_FILE or name.endswith(".distcp"))
 
 
 def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredObject]:
-    """FQN -> what torch knows under it.
+    """FQN -> torch's entry.
 
     Raises:
         UnsupportedLeafError: leaves that torch cannot hold, or two of one FQN; all are listed.
@@ -225,7 +225,7 @@ def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredOb
         {name: value for name, value in values.items() if not isinstance(value, Opaque)}
     )
     if "" in names or contents.containers.get("", "dict") != "dict":
-        problems.append("the root is no dict; torch saves dicts only")
+        problems.append("the root is not a dict; torch saves dicts only")
     entries: dict[str, StoredObject] = {}
     try:
         entries = stored_objects(
@@ -249,7 +249,7 @@ def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredOb
 
 
 def encode(metadata: DCPMetadata) -> bytes:
-    """The bytes of the ``.metadata`` that says all this.
+    """The bytes of a ``.metadata`` with this content.
 
     Example:
         >>> from xckpt.formats.dcp.metadata import parse

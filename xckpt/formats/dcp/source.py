@@ -1,4 +1,4 @@
-"""A folder of torch.distributed.checkpoint (DCP) as a source; neither torch nor pickle is needed.
+"""A folder of torch.distributed.checkpoint (DCP) as a source; without torch or pickle.
 
 1. ``.metadata`` is described without unpickling it (`xckpt.formats.dcp.metadata`).
 2. The elements of each chunk are found in the ``.distcp`` files (`xckpt.formats.torch_save`) and
@@ -19,6 +19,7 @@ from operator import call
 from typing import Any, Final
 
 from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
 from xckpt.core.names import KeyPath, join_keys
 from xckpt.core.tree import DEEPEST, flatten, unflatten
 from xckpt.errors import (
@@ -29,11 +30,12 @@ from xckpt.errors import (
     UnsupportedLeafError,
 )
 from xckpt.formats.dcp.keys import keys_below
-from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, parse
+from xckpt.formats.dcp.metadata import DCPMetadata, parse
 from xckpt.formats.source import Opaque
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.source import MappedParts, MappedSource
 from xckpt.formats.torch_save.values import MappedTensor
+from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, find_path, named, naming
@@ -50,12 +52,13 @@ class DCPSource(MappedSource):
 
     Args:
         path: a folder with a ``.metadata``; a local path or a URL.
-        opaque: keep entries that are neither tensors nor values as the bytes that they are.
+        options: its ``memory_bytes`` is what ``.metadata`` and each entry's values may take.
+        opaque: keep entries that are neither tensors nor values as bytes.
         skip_objects: leave them out, and list them in ``skipped``.
 
     Raises:
         NotACheckpointError: there is no ``.metadata``.
-        UnsafePickleError: a pickle names a class or function that has no place there.
+        UnsafePickleError: a pickle names a class or function that is not allowed.
         ManifestError: ``.metadata`` is damaged, or not what torch writes.
         CorruptCheckpointError: files are missing, truncated or damaged; all are listed.
         UnsupportedLeafError: entries that are neither tensors nor values; all are listed.
@@ -73,13 +76,19 @@ class DCPSource(MappedSource):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, opaque: bool = False, skip_objects: bool = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        options: LoadOptions | None = None,
+        opaque: bool = False,
+        skip_objects: bool = False,
     ) -> None:
+        memory = (options or LoadOptions()).memory_bytes
         folder = find_path(path)
-        data = _read_metadata(folder)
+        data = _read_metadata(folder, memory)
         with naming(folder / ".metadata"):
-            described = parse(data)
-        leaves = _read_entries(folder, described, opaque or skip_objects)
+            described = parse(data, memory)
+        leaves = _read_entries(folder, described, opaque or skip_objects, memory)
         if skip_objects:
             objects = {fqn: leaf for fqn, leaf in leaves.items() if isinstance(leaf, Opaque)}
             leaves = {fqn: leaf for fqn, leaf in leaves.items() if fqn not in objects}
@@ -90,7 +99,7 @@ class DCPSource(MappedSource):
         self._identity = hashlib.sha256(data).digest()
 
 
-def _read_metadata(folder: FilePath) -> bytes:
+def _read_metadata(folder: FilePath, memory_bytes: int) -> bytes:
     """The bytes of ``.metadata``.
 
     Raises:
@@ -107,15 +116,20 @@ def _read_metadata(folder: FilePath) -> bytes:
             if own
             else "check the path, or whether the save finished"
         )
-        raise NotACheckpointError(f"{folder} is no DCP folder: there is no .metadata in it; {hint}")
+        raise NotACheckpointError(
+            f"{folder} is not a DCP folder: there is no .metadata in it; {hint}"
+        )
     with storage_errors(path), closing(open_file(path)) as file:
-        data = file.whole(MAX_BYTES)
+        most = max(memory_bytes, LEAST_LIMIT)
+        data = file.whole(most)
     if data is None:
-        raise ManifestError(f"{path}: it is over {MAX_BYTES:,} bytes long")
+        raise ManifestError(f"{path}: it is over {most:,} bytes long (memory_bytes); {RAISE}")
     return data
 
 
-def _read_entries(folder: FilePath, described: DCPMetadata, opaque: bool) -> dict[str, object]:
+def _read_entries(
+    folder: FilePath, described: DCPMetadata, opaque: bool, memory_bytes: int
+) -> dict[str, object]:
     """FQN -> a tensor, or the value of an object, with a `MappedTensor` for each tensor in it.
 
     Raises:
@@ -123,13 +137,15 @@ def _read_entries(folder: FilePath, described: DCPMetadata, opaque: bool) -> dic
             listed.
     """
     readers: list[tuple[str, partial[Any]]] = []
+    chunk = partial(_chunk, folder, memory_bytes)
     for name in described.order:
         if name in described.objects:
-            readers.append((name, partial(_object, folder, described.objects[name], opaque)))
+            where = described.objects[name]
+            readers.append((name, partial(_object, folder, where, opaque, memory_bytes)))
             continue
         tensor = described.tensors[name]
         readers += [
-            (f"{name}: chunk {box}", partial(_chunk, folder, where, tensor.dtype, box))
+            (f"{name}: chunk {box}", partial(chunk, where, tensor.dtype, box))
             for box, where in zip(tensor.boxes, tensor.places, strict=True)
         ]
     read = iter(map_named(folder, call, readers))
@@ -141,13 +157,13 @@ def _read_entries(folder: FilePath, described: DCPMetadata, opaque: bool) -> dic
     }
 
 
-def _chunk(folder: FilePath, where: Where, dtype: str, box: Box) -> MappedTensor:
+def _chunk(folder: FilePath, memory_bytes: int, where: Where, dtype: str, box: Box) -> MappedTensor:
     """A chunk of a tensor.
 
     Raises:
-        XckptError: it cannot be read, or is not what the metadata say.
+        XckptError: it cannot be read, or differs from the metadata.
     """
-    part = Archive.open(folder, where).value()
+    part = Archive.open(folder, where).value(memory_bytes)
     if not isinstance(part, MappedTensor):
         stored = f"a {type(part).__name__}"
     elif (part.dtype, part.shape) != (dtype, box.sizes):
@@ -159,15 +175,15 @@ def _chunk(folder: FilePath, where: Where, dtype: str, box: Box) -> MappedTensor
     )
 
 
-def _object(folder: FilePath, where: Where, opaque: bool) -> object:
+def _object(folder: FilePath, where: Where, opaque: bool, memory_bytes: int) -> object:
     """The value of an entry of bytes.
 
     Raises:
-        UnsupportedLeafError: it is no plain value, and ``opaque`` is False.
+        UnsupportedLeafError: it is not a plain value, and ``opaque`` is False.
         CorruptCheckpointError: the file is missing, truncated or damaged.
     """
     try:
-        value = Archive.open(folder, where).value()
+        value = Archive.open(folder, where).value(memory_bytes)
         flatten(value)
     except (UnsafePickleError, UnsupportedLeafError) as error:
         reason = "; ".join(map(str, error.problems)) or str(error)
@@ -189,7 +205,7 @@ def _content(folder: FilePath, where: Where) -> bytes:
 def _tree(described: DCPMetadata, leaves: Mapping[str, object]) -> object:
     """The tree of key paths: an int is a position in a list, a string a key of a dict.
 
-    Where an entry of a list is absent, torch too puts None.
+    An absent entry of a list becomes None, as in torch.
 
     Raises:
         ManifestError: two entries have one path, or one lies inside another; all are listed.

@@ -1,6 +1,6 @@
 """Orbax-readable checkpoints as a sink, written without Orbax.
 
-1. The layout is what Orbax wants to know: ``_METADATA`` (the tree), ``_strings.json``, and
+1. The layout is what Orbax expects: ``_METADATA`` (the tree), ``_strings.json``, and
    ``_CHECKPOINT_METADATA`` beside them; and an empty zarr v3 array for each tensor.
 2. Boxes of whole chunks are written by TensorStore, from any thread or process. Chunks are plain
    files with a crc32c each: no OCDBT database, which only one process could merge, and so each
@@ -9,7 +9,7 @@
 Orbax restores it as NumPy arrays, or as jax.Arrays with the shardings that it is given. Python
 numbers and strings stay such, and JAX's random keys, which Orbax notes beside their data. Lists and
 tuples are sequences to Orbax, and namedtuples dicts; with a target it gives back what the target
-has. An empty container of another class than these is None to it.
+has. An empty container of any other class is None to Orbax.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class OrbaxSink(TensorSink):
             (self.folder / TREE).write_bytes(self._tree)
 
     def _array_metadatas(self) -> Iterator[object]:
-        """What Orbax notes of each array: the kind of a random key is there."""
+        """Orbax's notes on each array, the kind of a random key among them."""
         for name, spec in self._contents.specs.items():
             prefix, _, kind = self._contents.annotations.get(name, "").partition(":")
             document = {
@@ -140,11 +140,11 @@ class OrbaxSink(TensorSink):
     def _foreign(path: Path) -> str:
         if path.is_dir() and (path / TREE).is_file():
             return ""
-        return f"it is no checkpoint of Orbax, which has {TREE}"
+        return f"it is not a checkpoint of Orbax, which has {TREE}"
 
 
 def _checkpoint_metadata() -> dict[str, object]:
-    """What Orbax says of a checkpoint that is written now."""
+    """Orbax's ``_CHECKPOINT_METADATA`` for a checkpoint written now."""
     now = time.time_ns()
     return {
         "item_handlers": HANDLER,
@@ -186,7 +186,7 @@ def _value_problems(values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _name_problems(names: Mapping[str, str]) -> Iterator[str]:
-    """Names that are no paths, and arrays whose folders would lie in each other."""
+    """Names that are not paths, and arrays whose folders would lie in each other."""
     reserved = {TREE, CHECKPOINT, STRINGS, "_sharding", ARRAY_METADATA, "commit_success.txt"}
     places = set(names.values())
     for name, flat in names.items():
@@ -197,7 +197,7 @@ def _name_problems(names: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}: its name {problem}"
         parts = flat.split("/")
         if any(part in ("", ".") for part in parts) or parts[0] in reserved:
-            yield f"{name}: {flat!r} is no name of an array of Orbax"
+            yield f"{name}: {flat!r} is not a name of an array of Orbax"
         inside = [above for above in accumulate(parts[:-1], "{}/{}".format) if above in places]
         if inside:
             yield f"{name}: it would lie inside the array {inside[0]}"

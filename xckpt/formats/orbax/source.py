@@ -1,6 +1,6 @@
 """Orbax checkpoints as a source: v0 and v1, zarr 2 and 3, OCDBT or plain files.
 
-1. `find_item` goes from what the user gave to the folder with ``_METADATA``, and `user_metadata`
+1. `find_item` goes from the user's path to the folder with ``_METADATA``, and `user_metadata`
    gathers what lies beside it (`xckpt.formats.orbax.step`).
 2. The tree is read from ``_METADATA`` (`xckpt.formats.orbax.tree`), strings from ``_strings.json``.
 3. Arrays are opened and checked before anything is read (`xckpt.storage.foreign.zarr_arrays`).
@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +40,12 @@ from xckpt.formats.orbax.tree import (
 from xckpt.formats.source import TensorSource, metadata_texts
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
+from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
-from xckpt.storage.foreign.files import read_whole, state_of
+from xckpt.storage.foreign.documents import read_json
+from xckpt.storage.foreign.files import state_of
 from xckpt.storage.foreign.paths import existing_path, file_name_problem, named, naming
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
-
-MAX_BYTES: Final = 1 << 28
 
 
 class OrbaxSource(TensorSource):
@@ -55,6 +54,8 @@ class OrbaxSource(TensorSource):
     Args:
         path: the folder of an item, of a step with one item, or of a `CheckpointManager` with one
             step.
+        options: its ``memory_bytes`` is what each document may take, and the chunks that are being
+            decoded.
 
     Raises:
         NotACheckpointError: there is none, or several.
@@ -65,14 +66,16 @@ class OrbaxSource(TensorSource):
         StorageError: a file cannot be read.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
+        self._memory = (options or LoadOptions()).memory_bytes
         given = existing_path(path)
         self.path = find_item(given)
         self.threads = reading_threads(self.path)
-        data = read_whole(self.path / TREE, MAX_BYTES)
+        data = read_json(self.path / TREE, self._memory)
         with naming(self.path / TREE):
             tree = parse_tree(data)
-        self.metadata = metadata_texts(user_metadata(given, self.path, tree.custom) or None)
+        user = user_metadata(given, self.path, tree.custom, self._memory)
+        self.metadata = metadata_texts(user or None)
         """Custom metadata, and items of JSON."""
         leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
         self.containers = _containers(tree)
@@ -96,7 +99,9 @@ class OrbaxSource(TensorSource):
             ocdbt = (self.path / "manifest.ocdbt").is_file()
         if ocdbt and not (self.path / "manifest.ocdbt").is_file():
             raise CorruptCheckpointError(f"{self.path}: manifest.ocdbt is missing")
-        folder = ZarrFolder(self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing)
+        folder = ZarrFolder(
+            self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing, memory_bytes=self._memory
+        )
 
         def opened(leaf: Leaf) -> StoredZarr:
             problem = file_name_problem(leaf.stored_name)
@@ -129,7 +134,7 @@ class OrbaxSource(TensorSource):
         with naming(path):
             if not path.is_file():
                 raise CorruptCheckpointError("missing")
-            return parse_json(read_whole(path, MAX_BYTES), dict[str, object])
+            return parse_json(read_json(path, self._memory), dict[str, object])
 
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
@@ -138,7 +143,7 @@ class OrbaxSource(TensorSource):
             if not path.name.startswith("process_"):
                 continue
             with naming(path):
-                document = parse_json(read_whole(path, MAX_BYTES), dict[str, object])
+                document = parse_json(read_json(path, self._memory), dict[str, object])
             listed = document.get("array_metadatas")
             for each in listed if isinstance(listed, list) else ():
                 match each:
@@ -153,12 +158,12 @@ class OrbaxSource(TensorSource):
         return {names[stored]: text for stored, text in kinds.items() if stored in names}
 
     def _digest(self, tree: bytes) -> bytes:
-        """A digest of the tree and of when it was written: another save is another source."""
+        """A digest of the tree and the time of its writing: another save is another source."""
         parts = [tree, state_of(self.path / TREE), state_of(self.path / "manifest.ocdbt")]
         noted = (folder / CHECKPOINT for folder in (self.path, self.path.parent))
         first = next((path for path in noted if path.is_file()), None)
         if first is not None:
-            parts.append(read_whole(first, MAX_BYTES))
+            parts.append(read_json(first, self._memory))
         return hashlib.sha256(b"".join(parts)).digest()
 
     def chunks(self, name: str) -> tuple[int, ...]:
@@ -174,12 +179,18 @@ class OrbaxSource(TensorSource):
         """
         self._arrays[name].read(box.offsets, into)
 
+    def check(self, name: str, box: Box) -> None:
+        """Find out whether a box can be read; one element of a chunk has all of it decoded."""
+        if box.elements and self._arrays[name].chunks_met(box) == 1:
+            box = Box(box.offsets, (1,) * len(box.sizes))
+        super().check(name, box)
+
     def close(self) -> None:
-        """Nothing is stored open beyond this object's life."""
+        """Nothing stays open beyond this object's life."""
 
 
 def _containers(tree: Tree) -> dict[str, str]:
-    """The containers that leaf names do not tell: sequences, and what is empty."""
+    """The containers that leaf names do not imply: sequences, and empty ones."""
     containers: dict[str, str] = {}
     for leaf in tree.leaves:
         for depth, key in enumerate(leaf.keys):

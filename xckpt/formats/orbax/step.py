@@ -1,7 +1,7 @@
-"""From what the caller gave to the folder with the tree, and what lies beside it in its step.
+"""From the caller's path to the folder with the tree; and the user metadata of its step.
 
 1. `find_item` goes to the folder with ``_METADATA``: the path itself, the one tree of a step, or
-   that of the one step of a `CheckpointManager`. Where there are several, they are named.
+   that of the one step of a `CheckpointManager`. If there are several, the error names them.
 2. `user_metadata` gathers what Orbax keeps beside a tree: the custom metadata of the tree and of
    its step, and, if the caller gave the step, its items of JSON, the metrics among them.
 3. Items of other kinds are not read. A warning names them.
@@ -24,16 +24,15 @@ from xckpt.formats.orbax.tree import (
     parse_json,
     steps_in,
 )
-from xckpt.storage.foreign.files import read_whole
+from xckpt.storage.foreign.documents import read_json
 from xckpt.storage.foreign.paths import FilePath, naming
 
 UNFINISHED: Final = ".orbax-checkpoint-tmp"
 ITEMS: Final = "orbax.items"
 """The key of the user metadata that holds a step's items of JSON, by name."""
 JSON_FILES: Final = ("metadata", "metrics", "data.json")
-"""How Orbax calls the file of an item of JSON."""
+"""Orbax's name for the file of an item of JSON."""
 
-MAX_BYTES: Final = 1 << 28
 SHOWN: Final = 8
 
 
@@ -46,7 +45,7 @@ def find_item(path: FilePath) -> FilePath:
     if UNFINISHED in path.name:
         raise NotACheckpointError(f"{path}: Orbax has not finished writing it")
     if not path.is_dir():
-        raise NotACheckpointError(f"{path} is no folder, and so no checkpoint of Orbax")
+        raise NotACheckpointError(f"{path} is not a folder, so it is not a checkpoint of Orbax")
     if (path / TREE).is_file():
         return path
     items = items_in(path)
@@ -85,38 +84,41 @@ def _instead(path: FilePath) -> str:
     return f" (of JSON there is {', '.join(names)}: read that file itself)" if names else ""
 
 
-def user_metadata(path: FilePath, item: FilePath, custom: object) -> Mapping[str, object]:
+def user_metadata(
+    path: FilePath, item: FilePath, custom: object, memory_bytes: int
+) -> Mapping[str, object]:
     """What is kept beside a tree.
 
     Args:
         path: what the caller gave.
         item: the folder of the tree.
         custom: the custom metadata of the tree itself.
+        memory_bytes: what each document may take.
     """
     step = None if item == path else item.parent
     user: dict[str, object] = {}
     for folder in (item,) if step is None else (step, item):
-        user |= _custom(folder)
+        user |= _custom(folder, memory_bytes)
     user |= custom if isinstance(custom, dict) else {"custom_metadata": custom} if custom else {}
     if step is not None:
-        beside = dict(_items(step, item))
+        beside = dict(_items(step, item, memory_bytes))
         if beside:
             user[ITEMS] = beside
     return user
 
 
-def _custom(folder: FilePath) -> Mapping[str, object]:
+def _custom(folder: FilePath, memory_bytes: int) -> Mapping[str, object]:
     """The custom metadata of a folder's ``_CHECKPOINT_METADATA``."""
     path = folder / CHECKPOINT
     if not path.is_file():
         return {}
     with naming(path):
-        document = parse_json(read_whole(path, MAX_BYTES), dict[str, object])
+        document = parse_json(read_json(path, memory_bytes), dict[str, object])
     custom = document.get("custom_metadata")
     return custom if isinstance(custom, dict) else {}
 
 
-def _items(step: FilePath, tree: FilePath) -> Iterator[tuple[str, object]]:
+def _items(step: FilePath, tree: FilePath, memory_bytes: int) -> Iterator[tuple[str, object]]:
     """(name, content) of the items of JSON in a step."""
     others: list[str] = []
     for folder in folders_in(step):
@@ -127,7 +129,7 @@ def _items(step: FilePath, tree: FilePath) -> Iterator[tuple[str, object]]:
             others.append(folder.name)
             continue
         with naming(path):
-            yield folder.name, parse_json(read_whole(path, MAX_BYTES), object)
+            yield folder.name, parse_json(read_json(path, memory_bytes), object)
     if others:
         warnings.warn(
             f"{step}: {printable(', '.join(others))}: items that are neither a tree nor JSON; "

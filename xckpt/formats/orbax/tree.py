@@ -60,22 +60,22 @@ class Leaf:
 
     @property
     def stored_name(self) -> str:
-        """What Orbax calls it."""
+        """Its name in Orbax."""
         return ".".join(str(key) for key in self.keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What ``_METADATA`` says."""
+    """The content of a ``_METADATA``."""
 
     leaves: tuple[Leaf, ...]
     ocdbt: bool | None
     """Whether arrays lie in an OCDBT database; None if it does not say."""
     zarr_version: int
     fill_missing: bool
-    """Whether a chunk that is not there is one of zeros."""
+    """Whether a missing chunk is one of zeros."""
     custom: object
-    """What the user gave along."""
+    """The user's own metadata."""
 
 
 class _Key(msgspec.Struct):
@@ -89,7 +89,7 @@ class _Value(msgspec.Struct):
 
 
 class _TreeEntry(msgspec.Struct):
-    """What the document says of one leaf."""
+    """The document's entry of one leaf."""
 
     key_metadata: list[_Key]
     value_metadata: _Value
@@ -120,7 +120,7 @@ def parse_json(text: bytes, type: type[T]) -> T:
 
 
 def parse_tree(text: bytes) -> Tree:
-    """What a ``_METADATA`` says.
+    """The tree in a ``_METADATA``.
 
     Raises:
         ManifestError: it is damaged, or of a kind that is unknown; all such leaves are listed.
@@ -152,7 +152,7 @@ def _leaf(entry: _TreeEntry) -> Leaf:
     """The leaf of an entry.
 
     Raises:
-        ValueError: it is of an unknown kind, or a position in a sequence is no number.
+        ValueError: it is of an unknown kind, or a position in a sequence is not a number.
     """
     kind = entry.value_metadata.value_type
     if kind not in KINDS:
@@ -197,7 +197,7 @@ def _is_sequence(kind: str) -> bool:
 
 
 def empty_containers(names: Iterable[str], containers: Mapping[str, str]) -> Iterator[Leaf]:
-    """The containers that hold nothing, as Orbax notes them: all but builtin ones as None.
+    """The empty containers, as Orbax records them: all but builtin ones as None.
 
     Args:
         names: the names of all leaves.

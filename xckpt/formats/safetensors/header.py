@@ -1,14 +1,14 @@
-"""The header of a safetensors file: what is in it, and where; read strictly, written as others do.
+"""The header of a safetensors file: read strictly, and written as the safetensors library does.
 
 A file is 8 bytes with the header's length N (little-endian), N bytes of JSON, and the tensors'
 bytes without gaps. The JSON is an object: name -> dtype, shape and the range of its bytes, counted
 from the end of the header; ``__metadata__`` -> texts by name.
 
-`parse_header` takes nothing on trust: a length beyond the file, a key twice, a range of another
-length than shape and dtype make, a gap, an overlap and bytes of no tensor are refused, all of them
-listed, before any memory for a tensor is taken. `check_tensors` finds what the format cannot carry,
-and `lay_out` puts tensors in the order that the safetensors library gives them, so that each begins
-at a multiple of its element's size.
+`parse_header` takes nothing on trust: a length beyond the file, a duplicate key, a range whose
+length does not fit shape and dtype, a gap, an overlap and bytes of no tensor are refused and
+listed, before any memory for a tensor is allocated. `check_tensors` finds what the format cannot
+carry, and `lay_out` puts tensors in the order that the safetensors library gives them, so that each
+begins at a multiple of its element's size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Longest header; the safetensors library takes no longer one either."""
+"""Longest header; the safetensors library has the same limit."""
 MOST_DIMENSIONS: Final = 32
 MOST_BYTES: Final = 1 << 62
 
@@ -65,7 +65,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """What the JSON says of a tensor."""
+    """The JSON entry of a tensor."""
 
     dtype: str
     shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
@@ -93,7 +93,7 @@ class TensorSpan:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file holds."""
+    """The parsed header of a file."""
 
     places: Mapping[str, TensorSpan]
     """Name -> tensor, in the header's order."""
@@ -125,7 +125,7 @@ def header_length(first: bytes, file_size: int) -> int:
 
 
 def parse_header(text: bytes, file_size: int) -> Header:
-    """What the JSON of a header says of a file of ``file_size`` bytes.
+    """The header of a file of ``file_size`` bytes, from its JSON.
 
     Raises:
         ManifestError: it is no such JSON, or the ranges do not fill the file; all is listed.
@@ -174,7 +174,8 @@ def parse_header(text: bytes, file_size: int) -> Header:
 
 
 def stated_size(text: bytes) -> int:
-    """How long a header's JSON makes its file, for who cannot ask the file; nothing is checked.
+    """The file length that a header's JSON implies, for files whose length is unknown; nothing is
+    checked.
 
     Example:
         >>> stated_size(b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}')
@@ -199,7 +200,7 @@ def _decode(text: bytes) -> dict[str, object]:
         problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ManifestError(f"its header is damaged: {problem[:200]}") from error
     if not isinstance(decoded, dict) or not text.startswith(b"{"):
-        raise ManifestError("its header is damaged: it is no JSON object")
+        raise ManifestError("its header is damaged: it is not a JSON object")
     return decoded
 
 
@@ -213,7 +214,7 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 def _metadata(given: object) -> dict[str, str]:
@@ -269,7 +270,7 @@ def check_tensors(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     ]
     problems += _name_problems(tensors)
     if _METADATA in tensors:
-        problems.append(f"{_METADATA}: a name that safetensors keeps for itself")
+        problems.append(f"{_METADATA}: a name that safetensors reserves")
     if problems:
         raise UnsupportedLeafError.listing("safetensors cannot carry this", problems)
 

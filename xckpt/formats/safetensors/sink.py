@@ -37,7 +37,7 @@ from xckpt.storage.location import storage_errors
 
 STEM: Final = "model"
 MAX_SHARD_BYTES: Final = 5_000_000_000
-"""What transformers takes by default."""
+"""The default of transformers."""
 FORMAT: Final = {"format": "pt"}
 
 _OURS: Final = re.compile(r"[^/]*(\.safetensors|\.safetensors\.index\.json)")
@@ -122,7 +122,7 @@ class SafetensorsSink(TensorSink):
             self._opened.callback(self._files[file].close)
 
     def _index(self) -> dict[str, object]:
-        """What says which file each tensor is in."""
+        """The index: which file each tensor is in."""
         headers = {file: header for file, (_, header) in self._planned.items()}
         names = {name: file for file, header in headers.items() for name in header.places}
         total = sum(place.nbytes for _, place in self._places.values())
@@ -137,7 +137,7 @@ class SafetensorsSink(TensorSink):
     @staticmethod
     def _foreign(path: Path) -> str:
         if path.is_file():
-            return "" if path.name.endswith(SUFFIX) else f"it is no {SUFFIX} file"
+            return "" if path.name.endswith(SUFFIX) else f"it is not a {SUFFIX} file"
         return other_files(path, lambda name: _OURS.fullmatch(name) is not None)
 
 
@@ -145,7 +145,7 @@ def _value_text(values: Mapping[str, object]) -> dict[str, str]:
     """The text that carries Python values.
 
     Raises:
-        UnsupportedLeafError: values that are none of the format's; all are listed.
+        UnsupportedLeafError: values that the format does not carry; all are listed.
     """
     problems = value_problems(values)
     if problems:

@@ -5,7 +5,7 @@
    of all files are one error, before a byte of any tensor is read.
 3. A box is read with as few calls as its rows allow (`FileTensor`); nothing is mapped.
 
-The format has no checksums: what is verified is that headers and files fit each other.
+The format has no checksums: only the consistency of headers and files is verified.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.memory import COPIES, check_memory, json_bytes
 from xckpt.core.names import join_keys
 from xckpt.core.values import decode_value
 from xckpt.errors import (
@@ -38,6 +40,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
+from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, existing_path, naming
@@ -55,6 +58,7 @@ class SafetensorsSource(TensorSource):
 
     Args:
         path: a file, a folder, or an index.
+        options: its ``memory_bytes`` is what the index and each header may take.
 
     Raises:
         NotACheckpointError: nothing is there, or several files that do not belong together.
@@ -75,11 +79,13 @@ class SafetensorsSource(TensorSource):
         [[1], [4]]
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
+        memory = (options or LoadOptions()).memory_bytes
         self.path = existing_path(path)
         self.threads = reading_threads(self.path)
-        files = find_files(self.path, SUFFIX)
-        opened = map_named(self.path, _open, [(file.name, file) for file in files.paths])
+        files = find_files(self.path, SUFFIX, memory)
+        named = [(file.name, file) for file in files.paths]
+        opened = map_named(self.path, partial(_open, memory_bytes=memory), named)
         # The files' headers, sizes and times of change.
         self._identity = hashlib.sha256(b"".join(state for _, _, state in opened)).digest()
         contents = {file.path: header.places for file, header, _ in opened}
@@ -88,7 +94,7 @@ class SafetensorsSource(TensorSource):
             mapping_name([name]): (self._files[path], contents[path][name])
             for name, path in owners_of(files, contents).items()
         }
-        # Of texts with the same key in several files the first counts.
+        # If several files have a text of the same key, the first one counts.
         texts = {
             k: text for _, header, _ in reversed(opened) for k, text in header.metadata.items()
         }
@@ -124,20 +130,23 @@ class SafetensorsSource(TensorSource):
             file.close()
 
 
-def _open(path: FilePath) -> tuple[RangeFile, Header, bytes]:
-    """A file, its header, and what changes when it does.
+def _open(path: FilePath, memory_bytes: int) -> tuple[RangeFile, Header, bytes]:
+    """A file, its header, and its state, which changes with it.
 
     Raises:
         ManifestError: the header is damaged.
         UnsupportedLeafError: tensors of a dtype that the format lacks.
-        StorageError: it is no plain file, or cannot be read.
+        StorageError: it is not a plain file, or cannot be read.
     """
     with storage_errors(path):
         if not path.is_file():
-            raise StorageError(f"{path} is no plain file")
+            raise StorageError(f"{path} is not a plain file")
         file = open_file(path)
         length = header_length(file.head(8), file.most_bytes)
+        what = f"the header of {length:,} bytes"
+        check_memory(COPIES * length, what, memory_bytes)
         [text] = file.fetch([(8, 8 + length)])
+        check_memory(json_bytes(text), what, memory_bytes)
         header = parse_header(text, file.size(lambda: stated_size(text)))
         state = f"{path.name} ".encode() + file.state() + hashlib.sha256(text).digest()
         return file, header, state

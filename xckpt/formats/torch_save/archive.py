@@ -1,4 +1,4 @@
-"""What `torch.save` wrote, as tensors that map the file and as plain Python values.
+"""Files of `torch.save`, as tensors that map the file and as plain Python values.
 
 An archive is a ZIP file that stores everything uncompressed: ``data.pkl``, a pickle in which each
 tensor refers to a storage by number, and the bytes of storage n under ``data/n``.
@@ -24,6 +24,7 @@ from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.torch_save.values import Storage, read_value
+from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, naming
 from xckpt.storage.location import storage_errors
@@ -32,9 +33,9 @@ MAX_PICKLE_BYTES: Final = 1 << 28
 """Longest ``data.pkl`` that is read."""
 
 EDGE_BYTES: Final = 1 << 12
-"""What is read ahead at each end of an archive in a bucket."""
+"""Bytes that are read ahead at each end of an archive in a bucket."""
 TAIL_BYTES: Final = 1 << 16
-"""How far the last record of a ZIP file reaches at most, a comment included."""
+"""Longest last record of a ZIP file, a comment included."""
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _END: Final = struct.Struct("<4s8xII2x")
@@ -75,7 +76,7 @@ class Archive:
         there = f"[{where.offset:,}, {end:,})"
         with storage_errors(path):
             if isinstance(path, Path) and not path.is_file():
-                problem = "is no plain file" if path.exists() else "is missing"
+                problem = "is not a plain file" if path.exists() else "is missing"
                 raise CorruptCheckpointError(f"{path} {problem}")
             with closing(open_file(path)) as file:
                 if end > file.most_bytes:
@@ -92,13 +93,16 @@ class Archive:
         absolute = {name: (where.offset + at, size) for name, (at, size) in records.items()}
         return cls(path, pickled, absolute, order in (b"", b"little"))
 
-    def value(self) -> object:
+    def value(self, memory_bytes: int = MEMORY_BYTES) -> object:
         """What was saved: plain values, with a `MappedTensor` for each tensor.
+
+        Args:
+            memory_bytes: what the values may take.
 
         Raises:
             XckptError: see `read_value`.
         """
-        return read_value(self.pickled, self._storage)
+        return read_value(self.pickled, self._storage, memory_bytes)
 
     def _storage(self, key: str, dtype: str | None) -> Storage:
         record = self.records.get(f"data/{key}")
@@ -111,8 +115,8 @@ def value_in(content: bytes) -> object:
     """The value that `torch.save` has written to memory; no tensors.
 
     Raises:
-        UnsupportedLeafError: there is a tensor in it, or a class that is no plain container.
-        CorruptCheckpointError: it is no archive of `torch.save`.
+        UnsupportedLeafError: there is a tensor in it, or a class that is not a plain container.
+        CorruptCheckpointError: it is not an archive of `torch.save`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -180,7 +184,7 @@ class _FileRange:
 
 
 def stated_length(file: RangeFile) -> int:
-    """How long the end of an archive, the whole of a file, says that it is.
+    """The length of a file that is one archive, by the record at its end.
 
     Raises:
         CorruptCheckpointError: there is no such file, or it does not end as an archive does.

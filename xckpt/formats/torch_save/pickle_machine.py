@@ -1,43 +1,43 @@
-"""Reading a pickle as a description: nothing that it names is imported, called or built.
+"""Reading a pickle as a description: nothing named in it is imported, called or built.
 
 torch's checkpoints describe themselves with pickles, and a pickle is a program that may call any
-function by name. The standard library's `pickletools` decodes the opcodes, which runs nothing. Here
-is a stack machine for those that Python's pickler writes (protocols 2 to 5), over values that
-cannot do anything; `pickle.Unpickler` with its own ``find_class`` would still call and build:
+function by name. `opcodes` decodes it and runs nothing. This stack machine runs the opcodes that
+Python's pickler writes (protocols 2 to 5); `pickle.Unpickler` would call and build.
 
 1. Numbers, strings, bytes, None, lists, tuples and dicts become themselves.
 2. A name becomes a `Symbol`, but only if the caller's table has it; any other is refused at once.
-3. What would be an instance becomes a `Record`: its type's name, arguments and state.
-4. What would be a call becomes the value of the table's own function for the name, or a `Record`.
+3. An instance becomes a `Record`: its type's name, arguments and state.
+4. A call becomes the value of the table's own function for the name, or a `Record`.
 
-Memory and time are bounded by a small multiple of the pickle's length: there is no recursion, no
-length is believed before the bytes are there, and a memo has no number that the pickle has not
-used. A dict's keys are scalars, flat tuples of them, or records.
+Time is bounded by the pickle's length, memory by what the caller allows: there is no recursion, and
+a memo has no number that the pickle has not used. A dict's keys are scalars, flat tuples of them,
+or records.
 """
 
 from __future__ import annotations
 
-import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
+from xckpt.formats.torch_save.opcodes import opcodes
+from xckpt.storage.foreign.documents import MEMORY_BYTES
 
 T = TypeVar("T")
 
 Maker = Callable[..., object]
-"""What a call of a symbol gives: a function that takes the call's arguments."""
+"""Computes the result of a call of a symbol from its arguments."""
 
 Step = Callable[["_Machine", Any], None]
-"""What an opcode does, given its argument."""
+"""Carries out an opcode, given its argument."""
 
 _SCALARS: Final = (str, int, float, bytes, type(None))
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Record:
-    """What would have been an instance; equal only to itself.
+    """A described instance; equal only to itself.
 
     Example:
         >>> record = Record("module.Class", (1,))
@@ -57,19 +57,19 @@ class Symbol:
     name: str
     """Module and qualified name, joined with a dot."""
     make: Maker | None = None
-    """What a call gives: of `Record`, one of this name; None if nothing may be called."""
+    """The result of a call: for `Record`, one of this name; None if it must not be called."""
 
     def call(self, arguments: tuple[object, ...]) -> object:
         """The value of a call of the name.
 
         Raises:
-            UnsafePickleError: it is nothing to be called.
+            UnsafePickleError: it must not be called.
             ManifestError: the arguments are not what torch writes.
         """
         if self.make is Record:
             return Record(self.name, arguments)
         if self.make is None:
-            raise UnsafePickleError(f"it calls {self.name}, which is no function or class")
+            raise UnsafePickleError(f"it calls {self.name}, which is not a function or class")
         try:
             return self.make(*arguments)
         except XckptError:
@@ -82,6 +82,7 @@ def load(
     data: bytes,
     names: Mapping[str, Maker | None],
     persistent: Maker | None = None,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> object:
     r"""The value that a pickle describes.
 
@@ -90,10 +91,11 @@ def load(
         names: the names that may occur -> what a call gives: a function of the caller's,
             `Record`, or None for what is never called.
         persistent: gives the value of a persistent id.
+        memory_bytes: what the objects may take.
 
     Raises:
-        UnsafePickleError: it names what ``names`` has not, or calls what cannot be called.
-        ManifestError: it is truncated, or no pickle that Python's pickler would write.
+        UnsafePickleError: it names what ``names`` lacks, or calls what must not be called.
+        ManifestError: it is truncated, too large, or no pickle that Python's pickler would write.
 
     Example:
         >>> load(b"\x80\x02](K\x01NX\x01\x00\x00\x00ae.", {})
@@ -105,14 +107,12 @@ def load(
     """
     machine = _Machine(len(data), names, persistent)
     try:
-        for opcode, argument, position in pickletools.genops(data):
-            machine.position = position or 0
-            step = _STEPS.get(opcode.name)
+        for name, argument, position in opcodes(data, memory_bytes):
+            machine.position = position
+            step = _STEPS.get(name)
             if step is None:
-                raise ManifestError(
-                    f"byte {position:,} of the pickle is {opcode.name}, an opcode that torch does "
-                    f"not write"
-                )
+                what = f"byte {position:,} of the pickle is {name}"
+                raise ManifestError(f"{what}, an opcode that torch does not write")
             step(machine, argument)
         return machine.stack[0]
     except XckptError:
@@ -127,7 +127,7 @@ def load(
 
 @dataclass(slots=True)
 class _Machine:
-    """The stack, the memo, and what opcodes do to them."""
+    """The stack and the memo, and operations on them."""
 
     length: int
     names: Mapping[str, Maker | None]
@@ -260,14 +260,14 @@ def _global(m: _Machine, name: str) -> None:
 def _stack_global(m: _Machine, _: None) -> None:
     name, module = m.pop(), m.pop()
     if not isinstance(name, str) or not isinstance(module, str):
-        raise ManifestError("a name is no string")
+        raise ManifestError("a name is not a string")
     m.stack.append(m.symbol(f"{module}.{name}"))
 
 
 def _reduce(m: _Machine, _: None) -> None:
     arguments, function = m.pop(), m.pop()
     if not isinstance(function, Symbol) or not isinstance(arguments, tuple):
-        raise UnsafePickleError(f"it calls a {type(function).__name__}, which is no function")
+        raise UnsafePickleError(f"it calls a {type(function).__name__}, which is not a function")
     m.stack.append(function.call(arguments))
 
 

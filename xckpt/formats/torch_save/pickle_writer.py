@@ -4,7 +4,7 @@ Nothing is pickled, so nothing of torch is imported:
 
 1. Plain values (None, bool, int, float, complex, str, bytes, list, tuple, dict) are written in
    opcodes of protocol 2, which every version of torch loads.
-2. A `Symbol` is written as a name. A `Built` is what an opcode makes of its parts: a call, an
+2. A `Symbol` is written as a name. A `Built` is the result of an opcode with parts: a call, an
    object of a class with a state, or a reference to something outside the pickle.
 3. A name or string is spelled out once; after that the pickle refers to its memo.
 """
@@ -21,7 +21,7 @@ from xckpt.formats.torch_save.pickle_machine import Symbol
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Built:
-    """What an opcode makes of parts; equal only to itself, so that it can be the key of a dict."""
+    """The result of an opcode with parts; equal only to itself, so that it can be a dict's key."""
 
     parts: tuple[object, ...]
     opcode: bytes
@@ -79,7 +79,7 @@ class _Writer:
         elif self._describe is not None:
             self.write(self._describe(value))
         else:
-            raise TypeError(f"a {type(value).__qualname__} is no plain value")
+            raise TypeError(f"a {type(value).__qualname__} is not a plain value")
 
     def add(self, *opcodes: bytes) -> None:
         """Add opcodes as they are."""
@@ -93,7 +93,7 @@ class _Writer:
         self.add(end)
 
     def once(self, key: object, opcodes: bytes) -> None:
-        """Add opcodes, or, if they were added before, what gets their value from the memo."""
+        """Add opcodes; if they were added before, the one that gets their value from the memo."""
         if key in self._memo:
             self.add(self._memo[key])
         else:

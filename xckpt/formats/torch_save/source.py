@@ -1,14 +1,14 @@
-"""What `torch.save` wrote as a source: tensors and plain values, nothing unpickled.
+"""Files of `torch.save` as a source: tensors and plain values, nothing unpickled.
 
 1. A path means a file, or files that ``pytorch_model.bin.index.json`` holds together
-   (`file_sets`). Of a folder without one, ``pytorch_model.bin`` or the only file is taken.
+   (`file_sets`). In a folder without one, ``pytorch_model.bin`` or the only file counts.
 2. Each archive is described (`xckpt.formats.torch_save.archive`): dicts, lists, tuples, plain
    values, and tensors with their strides and places. Tensors that share a storage are each a
    tensor.
 3. A box is read from the parts of the tensor that it meets, by their strides, straight from the
    archives (`xckpt.formats.strided_ranges`). A tensor has one part here, several in a DCP folder.
 
-The way in which torch wrote before 1.6 is refused by name, as is whatever is no plain value.
+The format of torch before 1.6 is refused by name, and so is any object that is not a plain value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Final
 
@@ -38,7 +38,9 @@ from xckpt.formats.torch_save.archive import Archive, Where, stated_length
 from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
+from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
+from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named, naming
 from xckpt.storage.location import storage_errors
@@ -46,17 +48,17 @@ from xckpt.storage.location import storage_errors
 SUFFIXES: Final = (".bin", ".pt", ".pth")
 WEIGHTS: Final = "pytorch_model.bin"
 LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The first bytes of what torch wrote before 1.6: a pickle of a number."""
+"""The first bytes of a file of torch before 1.6: a pickle of a number."""
 
 
-def find_saved(path: FilePath) -> Files:
+def find_saved(path: FilePath, memory_bytes: int = MEMORY_BYTES) -> Files:
     """The files of torch.save that a path means.
 
     Raises:
         NotACheckpointError: there are none, or several that do not belong together.
     """
     if path.is_file() or named(path, f".bin{INDEX}"):
-        return find_files(path, ".bin")
+        return find_files(path, ".bin", memory_bytes)
     if (path / WEIGHTS).is_file():
         return Files((path / WEIGHTS,))
     if not path.is_dir():
@@ -158,11 +160,13 @@ class TorchSaveSource(MappedSource):
 
     Args:
         path: a file, an index, or a folder.
+        options: its ``memory_bytes`` is what the index and each file's values may take.
 
     Raises:
         NotACheckpointError: nothing is there, or several files and no index.
         UnsafePickleError: a file holds an instance of a class, or a function.
-        UnsupportedLeafError: it is of torch's old way, or holds what is neither tensor nor value.
+        UnsupportedLeafError: it is of torch's old format, or holds objects that are neither tensors
+            nor values.
         CorruptCheckpointError: a file is truncated, or no archive of torch.save.
         ManifestError: a pickle or the index is damaged.
         StorageError: a file cannot be read.
@@ -179,32 +183,34 @@ class TorchSaveSource(MappedSource):
         array([[2, 5]])
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
+        memory = (options or LoadOptions()).memory_bytes
         place = existing_path(path)
-        files = find_saved(place)
-        read = map_named(place, _tree, [(file.name, file) for file in files.paths])
+        files = find_saved(place, memory)
+        named_files = [(file.name, file) for file in files.paths]
+        read = map_named(place, partial(_tree, memory_bytes=memory), named_files)
         trees = {file: tree for file, (tree, _) in zip(files.paths, read, strict=True)}
         super().__init__(place, _merged(files, trees))
         # The files' pickles, sizes and times of change.
         self._identity = hashlib.sha256(b"".join(state for _, state in read)).digest()
-        for file in files.paths:  # What takes the place of one from now on is not read.
+        for file in files.paths:  # A file that replaces one of these later is not read.
             with storage_errors(file):
                 self._open(file)
 
 
-def _tree(path: FilePath) -> tuple[FlatTree, bytes]:
-    """The leaves of one file, and what changes when it does."""
+def _tree(path: FilePath, memory_bytes: int) -> tuple[FlatTree, bytes]:
+    """The leaves of one file, and its state, which changes with it."""
     with storage_errors(path), closing(open_file(path)) as file:
         if file.head(len(LEGACY)) == LEGACY:
             raise UnsupportedLeafError(
-                "written by torch before 1.6, whose files are no archives; load it with torch and "
+                "written by torch before 1.6, whose files are not archives; load it with torch and "
                 "save it again"
             )
         size = file.size(lambda: stated_length(file))
         state = file.state()
     archive = Archive.open(path.parent, Where(path.name, 0, size))
     state_text = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
-    return flatten(archive.value()), state_text
+    return flatten(archive.value(memory_bytes)), state_text
 
 
 def _merged(files: Files, trees: Mapping[FilePath, FlatTree]) -> FlatTree:

@@ -6,7 +6,7 @@ shape and strides; a storage is a persistent id. Nothing of torch is imported or
 1. The pickle is described (`xckpt.formats.torch_save.pickle_machine`). The archive says where a
    storage lies, and a call that rebuilds a tensor makes a `MappedTensor` of it.
 2. The few classes that plain values need make those values.
-3. What is neither is refused, and so is a value of too many parts or containers.
+3. Anything else is refused, and so is a value with too many parts or containers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.core.geometry.box import Shape
+from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.strided_ranges import FileTensor
 from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load
+from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.files import RangeFile
 from xckpt.storage.foreign.paths import FilePath
 
 MOST_DIMENSIONS: Final = 32
 MOST_PARTS: Final = 1_000_000
 """Most parts of a value: a pickle of some bytes can refer to one list a million times."""
+PART_BYTES: Final = 512
+"""Of a part, which is a leaf: its name, its place in the tree, and what describes it."""
 DEEPEST: Final = 64
 """Most containers around a value."""
 
@@ -109,7 +113,7 @@ class MappedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What a pickle and its archive say of a storage: ``length`` bytes from ``start`` on."""
+    """A storage, by a pickle and its archive: ``length`` bytes from ``start`` on."""
 
     dtype: str | None
     """None for bytes without a type."""
@@ -119,19 +123,22 @@ class Storage:
     little_endian: bool
 
 
-def read_value(pickled: bytes, find: Callable[[str, str | None], Storage]) -> object:
-    """What a ``data.pkl`` says was saved: plain values, with a `MappedTensor` for each tensor.
+def read_value(
+    pickled: bytes, find: Callable[[str, str | None], Storage], memory_bytes: int = MEMORY_BYTES
+) -> object:
+    """The saved value in a ``data.pkl``: plain values, with a `MappedTensor` for each tensor.
 
     Args:
         pickled: the bytes of ``data.pkl``.
         find: gives a storage by its key in the archive and its dtype.
+        memory_bytes: what the objects may take.
 
     Raises:
         UnsafePickleError: it holds an instance of a class, or a function.
         CorruptCheckpointError: a tensor lies outside its storage, or that outside the archive.
         ManifestError: it is damaged, or not what torch writes.
-        UnsupportedLeafError: what it holds is no plain value; or a tensor has more elements than
-            its storage, is big-endian, or is of a dtype that the format lacks.
+        UnsupportedLeafError: it holds an object that is not a plain value; or a tensor has more
+            elements than its storage, is big-endian, or is of a dtype that the format lacks.
     """
 
     def storage(kind: object, class_: object, key: object, place: object, count: object) -> Storage:
@@ -140,18 +147,19 @@ def read_value(pickled: bytes, find: Callable[[str, str | None], Storage]) -> ob
         name = class_.name.rpartition(".")[2]
         return find(key, None if name == "UntypedStorage" else _STORAGES.get(name, name))
 
-    value = load(pickled, NAMES, storage)
-    _check_plain(value)
+    value = load(pickled, NAMES, storage, memory_bytes)
+    _check_plain(value, memory_bytes)
     return value
 
 
-def _check_plain(value: object) -> None:
+def _check_plain(value: object, memory_bytes: int) -> None:
     """Refuse what is neither a plain value nor a tensor.
 
     Raises:
         UnsupportedLeafError: there is such a part, or there are too many parts or containers.
     """
-    waiting, left = [(value, 0)], MOST_PARTS
+    most = min(MOST_PARTS, max(memory_bytes, LEAST_LIMIT) // PART_BYTES)
+    waiting, left = [(value, 0)], most
     while waiting:
         part, depth = waiting.pop()
         if depth > DEEPEST:
@@ -159,15 +167,18 @@ def _check_plain(value: object) -> None:
         if isinstance(part, dict | list | tuple):
             left -= len(part)
             if left < 0:
-                raise UnsupportedLeafError("too many parts")
+                raise UnsupportedLeafError(
+                    f"more than {most:,} parts; at most {MOST_PARTS:,} are read, and no more than "
+                    f"take memory_bytes, {PART_BYTES} bytes each; {RAISE}"
+                )
             inner = part.values() if isinstance(part, dict) else part
             waiting += [(each, depth + 1) for each in inner]
         elif not isinstance(part, MappedTensor | str | bool | int | float | complex | bytes | None):
             kind = part.name if isinstance(part, Symbol) else type(part).__name__.lower()
-            raise UnsupportedLeafError(f"a {kind} is no plain value")
+            raise UnsupportedLeafError(f"a {kind} is not a plain value")
 
 
-# What a pickle's names make. Wrong arguments are a TypeError or ValueError.
+# The functions for a pickle's names. Wrong arguments are a TypeError or ValueError.
 
 
 def _tensor_v2(*arguments: object) -> object:
@@ -275,7 +286,7 @@ BASIC_NAMES: Final[Mapping[str, Maker | None]] = {
     "torch.Size": _size,
     "collections.OrderedDict": _ordered,
 }
-"""What may occur in any pickle of torch's -> what a call of it gives."""
+"""Names allowed in any pickle of torch -> the result of calling them."""
 
 NAMES: Final[Mapping[str, Maker | None]] = {
     **BASIC_NAMES,
@@ -292,4 +303,4 @@ NAMES: Final[Mapping[str, Maker | None]] = {
     "__builtin__.bytes": _no_bytes,
     "builtins.bytes": _no_bytes,
 }
-"""What may occur in a ``data.pkl`` -> what a call of it gives."""
+"""Names allowed in a ``data.pkl`` -> the result of calling them."""

@@ -1,11 +1,11 @@
 """A file as `torch.save` writes it, made without torch.
 
-1. ``data.pkl`` holds the value; each array in it is said to be what torch says of dtypes that have
-   no storage class of their own: a tensor of that dtype over a storage of untyped bytes. torch 2.1
-   and newer takes any dtype so.
+1. ``data.pkl`` holds the value; each array in it is described as torch describes dtypes without a
+   storage class of their own: a tensor of that dtype over a storage of untyped bytes. torch 2.1 and
+   newer reads any dtype this way.
 2. The bytes of array n lie uncompressed under ``data/n``, at a multiple of 64 bytes, and can be
    mapped.
-3. A file appears under its name when it is whole, and may be written again.
+3. A file gets its name when it is complete, and may be written again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALIGNMENT: Final = 64
 _LOCAL_HEADER: Final = 30
 """Bytes before the name of an entry of a ZIP file."""
 _PADDING: Final = struct.Struct("<2sH")
-"""torch's own mark of an extra field that only fills up, and its length."""
+"""torch's own mark of a padding field, and the length of that header."""
 
 
 def write_saved(path: Path, value: object) -> None:
@@ -58,7 +58,7 @@ def write_saved(path: Path, value: object) -> None:
 
     def describe(part: object) -> Built:
         if not isinstance(part, np.ndarray):
-            raise TypeError(f"a {type(part).__qualname__} is no plain value and no array")
+            raise TypeError(f"a {type(part).__qualname__} is neither a plain value nor an array")
         arrays.append(np.asarray(part, order="C"))
         return _tensor(arrays[-1], str(len(arrays) - 1))
 

@@ -1,8 +1,8 @@
 """Mappings of model families, from the layout of torch to that of Flax, as data.
 
-A family is a TOML file in this folder: a mapping in which a model's configuration is still open.
+A family is a TOML file in this folder: a mapping with parameters for a model's configuration.
 
-1. ``[choices]``: what a caller may ask for, with the values allowed, the first one by default.
+1. ``[choices]``: options for the caller, with the allowed values; the first is the default.
 2. ``[parameters]``: a name, and where its value comes from: a key of the configuration (the first
    of several that is there; "a.b" is b in a), or a choice.
 3. ``[[group]]``: rules that hold ``when`` parameters and choices have given values, once for each
@@ -11,8 +11,8 @@ A family is a TOML file in this folder: a mapping in which a model's configurati
    words. ``<name>`` stands for a parameter, a choice or a word; in a target the dots of a word are
    slashes. An operation may have a ``when`` of its own.
 
-A rule that finds no source does nothing, so that one file serves a family's classes with all their
-heads; that nothing is left over on either side is what `Mapping.check` proves.
+A rule that finds no source does nothing, so one file serves all classes of a family, with any head.
+`Mapping.check` proves that nothing is left over on either side.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _holds(when: Document, values: Document) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """What ``<name>`` stands for in one rule, on one side of it."""
+    """The values of ``<name>`` in one rule, on one side of it."""
 
     values: Document
     words: Mapping[str, str]

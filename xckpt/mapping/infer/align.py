@@ -1,13 +1,13 @@
-"""Which leaf of one tree is which of the other, by what they are called.
+"""Pairing the leaves of two trees by their names.
 
 1. Leaves whose keys are equal belong together, if no other leaf of either tree has that key; first
    by their own words, then by concepts (`xckpt.mapping.infer.leaves`). Where one tree numbers
    them 0, 2, 4 and the other 0, 1, 2, equal numbers mean nothing.
-2. What is left may lie under other prefixes: ``bert.encoder...`` and ``encoder/...``. A pair of
-   prefixes *explains* the pairs of leaves whose keys are equal without them; those that explain
-   the most leaves are tried first.
-3. A rival is another pair of prefixes with no more components. Where a rival brings one of the
-   leaves to another counterpart, the pair is a doubt:
+2. The remaining leaves may lie under other prefixes: ``bert.encoder...`` and ``encoder/...``. A
+   pair of prefixes *explains* the pairs of leaves whose keys are equal without them; those that
+   explain the most leaves are tried first.
+3. A rival is another pair of prefixes with no more components. If a rival gives one of the leaves
+   another counterpart, the pair is in doubt:
 
        prefixes          source a.fc  ->  target x.fc
        rival             source a.fc  ->  target y.fc      a.fc in doubt between x.fc and y.fc
@@ -24,35 +24,22 @@ shapes refuse is a misfit, to be reported.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xckpt.mapping.infer.layouts import AxisLayout, layouts
+from xckpt.mapping.infer.layouts import AxisLayout, fits
 from xckpt.mapping.infer.leaves import LeafGroup, ModelLeaf, Path, concepts
+from xckpt.mapping.infer.prefixes import Explanations, Groups, equal_keys
 
 KEYS: dict[str, Callable[[Path], Path]] = {
     "same name": lambda key: key,
     "same name in other words": concepts,
 }
-"""Reason for a pair -> what leaves are compared by, the strictest first."""
+"""Reason for a pair -> the key by which leaves are compared, the strictest first."""
 
 SAME_ORDER = "same order"
 """Reason for pairs of modules that their numbers alone tell apart."""
-
-DEEPEST_PREFIX = 3
-"""Most components of a prefix that only one of the trees has."""
-
-Prefixes = tuple[Path, Path]
-"""What stands before a source's key and before a target's."""
-
-Cuts = Callable[[Path], Iterable[tuple[Path, Path]]]
-"""The ways to cut a key into a prefix and the rest."""
-
-
-Groups = tuple[LeafGroup, LeafGroup]
-"""A source's group and a target's."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ class Pair:
     reason: str
     """How it was found."""
     assumes: str = ""
-    """What it takes for granted; see `xckpt.mapping.infer.assumptions`."""
+    """What it assumes; see `xckpt.mapping.infer.assumptions`."""
 
     @property
     def first(self) -> tuple[ModelLeaf, ModelLeaf]:
@@ -99,6 +86,8 @@ class Alignment:
 
     sources: list[ModelLeaf]
     targets: list[ModelLeaf]
+    progress: Callable[[float], None] | None = None
+    """Called with the part of the leaves that are in a pair or in doubt."""
     pairs: list[Pair] = field(default_factory=list[Pair])
     doubts: list[Doubt] = field(default_factory=list[Doubt])
     misfits: dict[str, str] = field(default_factory=dict[str, str])
@@ -110,8 +99,14 @@ class Alignment:
         """Whether none of the leaves is in a pair or in doubt."""
         return self.paired.isdisjoint(leaves) and self.doubted.isdisjoint(leaves)
 
+    def report(self) -> None:
+        """Say how far it is."""
+        if self.progress is not None:
+            leaves = len(self.sources) + len(self.targets)
+            self.progress(min(1.0, (len(self.paired) + len(self.doubted)) / max(1, leaves)))
+
     def doubt(self, doubt: Doubt) -> None:
-        """Leave open what belongs to what."""
+        """Record a doubt and pair none of these leaves."""
         self.doubts.append(doubt)
         self.doubted.update(doubt.sources, doubt.targets)
 
@@ -119,8 +114,8 @@ class Alignment:
         """Take a pair if its leaves are free and their shapes fit."""
         if not self.are_free(source.leaves + target.leaves):
             return
-        if fits := _fits(source, target):
-            self.pairs.append(Pair(source, target, fits, reason))
+        if fitting := fits(source, target):
+            self.pairs.append(Pair(source, target, fitting, reason))
             self.paired.update(source.leaves, target.leaves)
         elif source.position is None and target.position is None:
             one, other = source.leaves[0], target.leaves[0]
@@ -129,27 +124,17 @@ class Alignment:
             self.misfits.setdefault(other.name, f"{one.name} is its name there, but {why}")
 
 
-def _fits(source: LeafGroup, target: LeafGroup) -> dict[int | None, list[AxisLayout]]:
-    """The layouts of two groups, by the axis of a stack; see `Pair`."""
-    one, other = source.leaves[0], target.leaves[0]
-    options: dict[int | None, list[AxisLayout]] = {}
-    if source.position is not None:
-        for axis in _axes(other, len(source.leaves)):
-            options[axis] = layouts(one, other.without_axis(axis))
-    elif target.position is not None:
-        for axis in _axes(one, len(target.leaves)):
-            options[axis] = layouts(one.without_axis(axis), other)
-    else:
-        options[None] = layouts(one, other)
-    return {axis: fitting for axis, fitting in options.items() if fitting}
-
-
-def _axes(leaf: ModelLeaf, size: int) -> list[int]:
-    return [axis for axis, each in enumerate(leaf.shape) if each == size]
-
-
-def align(sources: Sequence[ModelLeaf], targets: Sequence[ModelLeaf]) -> Alignment:
+def align(
+    sources: Sequence[ModelLeaf],
+    targets: Sequence[ModelLeaf],
+    progress: Callable[[float], None] | None = None,
+) -> Alignment:
     """Pair the leaves of two trees by name.
+
+    Args:
+        sources: leaves of the source.
+        targets: leaves of the target.
+        progress: called with the part of the leaves that have a counterpart.
 
     Example:
         >>> from xckpt.mapping.infer.leaves import leaves_of
@@ -159,7 +144,7 @@ def align(sources: Sequence[ModelLeaf], targets: Sequence[ModelLeaf]) -> Alignme
         >>> [(pair.layouts[0].kind, pair.reason) for pair in align(torch, flax).pairs]
         [('transposed', 'same name without model')]
     """
-    alignment = Alignment(list(sources), list(targets))
+    alignment = Alignment(list(sources), list(targets), progress)
     for reason, key in KEYS.items():
         _pair_by_key(alignment, _singles(sources, key), _singles(targets, key), reason)
     for key in KEYS.values():
@@ -212,107 +197,32 @@ def _pair_by_key(
     alignment: Alignment, sources: Sequence[LeafGroup], targets: Sequence[LeafGroup], reason: str
 ) -> None:
     """Pair groups whose keys are equal."""
-    for _, source, target in _equal_rests(sources, targets, lambda key: [((), key)]):
+    for source, target in equal_keys(sources, targets):
         alignment.offer(source, target, reason)
+    alignment.report()
 
 
 def _pair_by_prefix(
     alignment: Alignment, sources: Sequence[LeafGroup], targets: Sequence[LeafGroup]
 ) -> None:
     """Pair groups whose keys are equal without a prefix on either side."""
-    explained: dict[Prefixes, list[Groups]] = defaultdict(list)
-    for prefixes, source, target in _equal_rests(sources, targets, _cuts):
-        if any(prefixes) and _fits(source, target):
-            explained[prefixes].append((source, target))
-    order = sorted(explained, key=lambda each: (-len(explained[each]), _length(each), repr(each)))
-    for prefixes in order:
-        free = [pair for pair in explained[prefixes] if alignment.are_free(_leaves(pair))]
+    explanations = Explanations(sources, targets)
+
+    def is_unpaired(group: LeafGroup) -> bool:
+        return alignment.paired.isdisjoint(group.leaves)
+
+    for prefixes in explanations.in_order(lambda group: alignment.are_free(group.leaves)):
+        free = [each for each in explanations.pairs(prefixes) if alignment.are_free(_leaves(each))]
         if not free:
             continue
-        rivals = [
-            explained[each]
-            for each in order
-            if each != prefixes and _length(each) <= _length(prefixes)
-        ]
-        doubts = _doubts(alignment, free, rivals)
+        doubts = _doubts(alignment, free, explanations.rivals(prefixes, free, is_unpaired))
         left_out = " and ".join(".".join(map(str, prefix)) for prefix in prefixes if prefix)
         for source, target in free:
             if (source, target) in doubts:
                 alignment.doubt(doubts[source, target])
             else:
                 alignment.offer(source, target, f"same name without {left_out}")
-
-
-def _length(prefixes: Prefixes) -> int:
-    return len(prefixes[0]) + len(prefixes[1])
-
-
-def _cuts(key: Path) -> Iterator[tuple[Path, Path]]:
-    """Prefix and rest; besides the role a word is left: numbers alone say nothing."""
-    for length in range(min(DEEPEST_PREFIX, len(key) - 2) + 1):
-        if any(isinstance(component, str) for component in key[length:-1]):
-            yield key[:length], key[length:]
-
-
-def _equal_rests(
-    sources: Sequence[LeafGroup], targets: Sequence[LeafGroup], cuts: Cuts
-) -> Iterator[tuple[Prefixes, LeafGroup, LeafGroup]]:
-    """Groups that alone have their key, and the prefixes without which their keys are equal.
-
-    Equal numbers must mean the same in all that follows these prefixes.
-    """
-    here, there = _numbers(sources, cuts), _numbers(targets, cuts)
-
-    @functools.cache
-    def numbered_alike(before: Path, after: Path, words: Path) -> bool:
-        return _numbered_alike(here[before, words], there[after, words])
-
-    by_rest: dict[Path, list[tuple[Path, LeafGroup]]] = defaultdict(list)
-    for source in _alone(sources):
-        for before, rest in cuts(source.key):
-            by_rest[rest].append((before, source))
-    for target in _alone(targets):
-        for after, rest in cuts(target.key):
-            for before, source in by_rest.get(rest, ()):
-                if numbered_alike(before, after, _words(rest)):
-                    yield (before, after), source, target
-
-
-def _alone(groups: Iterable[LeafGroup]) -> list[LeafGroup]:
-    """The groups that alone have their key."""
-    by_key: dict[Path, list[LeafGroup]] = defaultdict(list)
-    for group in groups:
-        by_key[group.key].append(group)
-    return [same_key[0] for same_key in by_key.values() if len(same_key) == 1]
-
-
-def _words(key: Path) -> Path:
-    """A key with all its numbers replaced by 0."""
-    return tuple(0 if isinstance(component, int) else component for component in key)
-
-
-def _numbers(groups: Iterable[LeafGroup], cuts: Cuts) -> dict[Prefixes, set[Path]]:
-    """Prefix and words of a rest -> the numbers of all rests that have these words."""
-    numbers: dict[Prefixes, set[Path]] = defaultdict(set)
-    for group in groups:
-        for prefix, rest in cuts(group.key):
-            own = tuple(component for component in rest if isinstance(component, int))
-            numbers[prefix, _words(rest)].add(own)
-    return numbers
-
-
-def _numbered_alike(one: set[Path], other: set[Path]) -> bool:
-    """Whether equal numbers mean the same: they are the same, or one has the first of the other's.
-
-    So 0, 1 of 0, 1, 2, 3 are a model with fewer layers, and 0, 2 of 0, 1, 2 are not.
-    """
-    fewer, more = sorted((one, other), key=len)
-    if fewer == more:
-        return True
-    columns = zip(zip(*fewer, strict=True), zip(*more, strict=True), strict=True)
-    return fewer < more and all(
-        sorted(set(some)) == sorted(set(every))[: len(set(some))] for some, every in columns
-    )
+        alignment.report()
 
 
 def _doubts(

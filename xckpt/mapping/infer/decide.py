@@ -6,7 +6,7 @@
 2. the roles call for it (torch's ``weight`` is Flax's ``kernel`` transposed), and no pair of these
    trees whose shapes do decide goes the other way.
 
-What neither names nor shapes show of such a pair it assumes (`xckpt.mapping.infer.assumptions`).
+Such a pair assumes what neither names nor shapes show (`xckpt.mapping.infer.assumptions`).
 Even then, three things that no shape shows are left open: a transposed convolution's kernel, which
 some models flip; the first layer after a flattened convolution, whose inputs are in the order of
 the framework's images; a stack that fits along several axes, where no other stack tells which.
@@ -67,7 +67,7 @@ def decide(pairs: Sequence[Pair], trees: Trees) -> tuple[list[Pair], list[Doubt]
 
 
 def _along_one_axis(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs; stacks that fit along several axes are along that of the others, if it is one."""
+    """The pairs; stacks that fit along several axes take the axis that the others share, if any."""
     axes = {pair.axis for pair in pairs if len(pair.fits) == 1} - {None}
     if len(axes) != 1:
         return list(pairs)
@@ -104,7 +104,7 @@ def _doubt(pair: Pair, kinds: set[str]) -> str:
 
 
 def _scaled(pair: Pair, trees: Trees, paired: Collection[str]) -> str:
-    """Why the numbers of a leaf alone are not its weights; empty if they are.
+    """Why a leaf's numbers alone are not the weights; empty if they are.
 
     Args:
         pair: the leaf and its counterpart.
@@ -143,7 +143,7 @@ def _flattened_doubt(pair: Pair, channels: set[int], widths: set[int]) -> str:
     Args:
         pair: the layer.
         channels: output channels of the convolutions.
-        widths: sizes that some layer gives of which no order is in doubt.
+        widths: output sizes of layers whose order is not in doubt.
     """
     if not _may_be_flattened(pair, channels) or in_torch(pair).shape[-1] in widths:
         return ""
@@ -179,7 +179,7 @@ class Finding:
     reason: str = ""
     """How it was found."""
     assumes: str = ""
-    """What it takes for granted."""
+    """What it assumes."""
 
     @property
     def is_stack(self) -> bool:

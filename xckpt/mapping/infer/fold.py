@@ -1,10 +1,10 @@
 """Folding findings that belong together into few rules: twelve layers are one rule.
 
 1. A name is a template and its numbers: those that are a whole component, or end one after ``_``.
-2. Findings of the same templates and operations are one rule, if their numbers go along. The
+2. Findings of the same templates and operations are one rule, if their numbers agree. The
    numbers of the first name are the indices. Every other number is one of them, or ``a * it + b``;
    or the first name's is ``a * it + b``.
-3. A rule may match no leaf but those it explains, on either side. If it would, its indices get a
+3. A rule may only match the leaves that it explains, on either side. Otherwise its indices get a
    range; if that does not help, each finding has a rule of its own.
 4. The leaves of a stack are numbered from 0 by its rule's index.
 """
@@ -29,10 +29,13 @@ Template = tuple[str, ...]
 """The text between the numbers of a name: one more than there are numbers."""
 
 Column = tuple[int, ...]
-"""What a number is in each finding."""
+"""The values of a number in the findings."""
+
+Alike = dict[str, list[str]]
+"""A name without digits -> the names that differ from it in these alone."""
 
 Stand = int | Affine
-"""What stands in the place of a number: the number itself, or an index."""
+"""A number's replacement in the pattern: the number itself, or an index."""
 
 
 def fold(
@@ -60,9 +63,10 @@ def fold(
             templates = tuple(_split(name)[0] for name in _names(finding))
             key = len(finding.sources), templates, finding.operations, finding.assumes
             groups[key].append(finding)
+    alike = _alike(sources), _alike(targets)
     rules: list[Rule] = []
     for group in groups.values():
-        folded = _folded(group, sources, targets)
+        folded = _folded(group, *alike)
         rules += [folded] if folded else map(_literal_rule, group)
     return [*rules, *stacks]
 
@@ -128,9 +132,7 @@ def _texts(templates: Iterable[Template], stands: Iterable[Stand]) -> list[str]:
     ]
 
 
-def _folded(
-    group: Sequence[Finding], sources: Collection[str], targets: Collection[str]
-) -> Rule | None:
+def _folded(group: Sequence[Finding], sources: Alike, targets: Alike) -> Rule | None:
     """One rule for a group; None if there is no such rule."""
     names = [_names(finding) for finding in group]
     stands, values = _stands(names) if len(group) > 1 else ([], {})
@@ -139,7 +141,7 @@ def _folded(
     texts = _texts((_split(name)[0] for name in names[0]), stands)
     patterns = [Pattern.parse(text) for text in texts]
     if any(set(pattern.indices) != values.keys() for pattern in patterns):
-        return None  # A name must say which others it goes with.
+        return None  # Each name must determine the others of its finding.
     count = len(group[0].sources)
     places = list(zip(*names, strict=True))
     stated: dict[str, range] = {}
@@ -155,17 +157,28 @@ def _folded(
     return Rule(texts[:count], texts[count:], operations, stated, assumes=assumes)
 
 
-def _match_only(
-    patterns: Sequence[Pattern], names: Iterable[str], explained: Iterable[str]
-) -> bool:
+def _match_only(patterns: Sequence[Pattern], names: Alike, explained: Iterable[str]) -> bool:
     """Whether the patterns fit just the names that they explain, whatever the numbers."""
-    return set(explained) == {name for name in names if any(each.fits(name) for each in patterns)}
+    wanted = set(explained)
+    near = itertools.chain.from_iterable(names[each] for each in {*map(_without_digits, wanted)})
+    return wanted == {name for name in near if any(each.fits(name) for each in patterns)}
+
+
+def _alike(names: Iterable[str]) -> Alike:
+    """The names by what they are without digits: a pattern's numbers fit nothing but these."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        alike[_without_digits(name)].append(name)
+    return alike
+
+
+def _without_digits(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
 
 
 def _stands(names: Sequence[Sequence[str]]) -> tuple[list[Stand], dict[str, Column]]:
-    """What stands for each number of the names, and each index's values.
-
-    There are no values if a number follows from no index.
+    """The replacement of each number of the names, and each index's values. Without values if a
+    number follows from no index.
     """
     template, _ = _split(names[0][0])
     rows = [[number for name in each for number in _split(name)[1]] for each in names]

@@ -7,13 +7,13 @@
 5. `put_together` makes one finding of all parts of a leaf, and `fold` makes rules of findings.
 
 Nothing is chosen between two candidates: both are reported. An inferred mapping may have gaps,
-which `LeafMapping.check` names. What is in it is certain, but for what a rule says that it assumes:
+which `LeafMapping.check` names. Its rules are certain, except for the assumptions that they state:
 nothing is loaded through such a rule before `LeafMapping.accept`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -24,8 +24,11 @@ from xckpt.mapping.infer.decide import Finding, decide, put_together
 from xckpt.mapping.infer.fold import fold
 from xckpt.mapping.infer.leaves import ModelLeaf, leaves_of, taken_apart
 from xckpt.mapping.infer.structure import match_modules
-from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.mapping import LeafMapping, part_of
 from xckpt.mapping.names import specs_of
+
+NAMED, ALIGNED, DECIDED, PUT_TOGETHER = 0.1, 0.65, 0.8, 0.85
+"""How much of the time has usually passed after each step; what is left is the folding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Match:
     reason: str
     """How they were found."""
     assumes: str = ""
-    """What neither names nor shapes show, and the operations take for granted."""
+    """What the operations assume, since neither names nor shapes show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Ambiguity:
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """Leaves without a counterpart: name -> what is known of it, or ``""``."""
+    """Leaves without a counterpart: name -> what is known about it, or ``""``."""
 
     source: dict[str, str]
     target: dict[str, str]
@@ -70,30 +73,33 @@ class Inference:
     """What `infer` found."""
 
     mapping: LeafMapping
-    """The rules for what is certain, and for what is assumed; these say so in `Rule.assumes`."""
+    """The rules for certain and for assumed matches; the latter say so in `Rule.assumes`."""
     certain: tuple[Match, ...]
-    """What the mapping's rules say, leaf by leaf, and names and shapes show."""
+    """The certain matches, leaf by leaf: names and shapes show them."""
     assumed: tuple[Match, ...]
-    """The same for what they do not show: read it, then `LeafMapping.accept`."""
+    """The assumed matches: read them, then call `LeafMapping.accept`."""
     ambiguous: tuple[Ambiguity, ...]
-    """What may belong together; the mapping has no rule for it."""
+    """Leaves that may belong together; the mapping has no rule for them."""
     unmatched: Unmatched
     """The leaves left over on either side."""
 
 
-def infer(source: object, target: object) -> Inference:
+def infer(
+    source: object, target: object, *, progress: Callable[[float], None] | None = None
+) -> Inference:
     """Propose the mapping from one model's leaves to another's.
 
-    Where something matters that neither names nor shapes show, such as the order of rotary
-    channels in a head, the match is not certain but assumed, and says what it takes for granted.
+    If a match depends on something that neither names nor shapes show, such as the order of rotary
+    channels in a head, it is not certain but assumed, and states the assumption.
 
     Args:
         source: a tree (nested containers, or a flat dict) of anything with ``.shape`` and
             ``.dtype``: torch tensors (``meta`` too), ``jax.ShapeDtypeStruct``, NumPy arrays.
         target: likewise.
+        progress: called with the part of the work that is done, from 0 to 1.
 
     Returns:
-        The mapping of what is certain or assumed, and what is neither.
+        The mapping of certain and assumed matches, and the leaves that are neither.
 
     Raises:
         MappingError: two leaves of a tree have one mapping name.
@@ -110,17 +116,28 @@ def infer(source: object, target: object) -> Inference:
         >>> inference.unmatched.source
         {'model.layers.0.rotary.inv_freq': ''}
     """
+    report = progress or _unwatched
     source_specs, target_specs = specs_of(source), specs_of(target)
     sources, targets = leaves_of(source_specs), leaves_of(target_specs)
-    alignment = align(taken_apart(sources, targets), taken_apart(targets, sources))
+    report(NAMED)
+    alignment = align(
+        taken_apart(sources, targets),
+        taken_apart(targets, sources),
+        part_of(progress, NAMED, ALIGNED),
+    )
     match_modules(alignment)
+    report(ALIGNED)
     decided, doubts = decide(alignment.pairs, Trees.of(sources, targets))
+    report(DECIDED)
     findings, doubts_of_parts = put_together(decided)
     matches = tuple(map(_match, findings))
     ambiguous = _ambiguities([*doubts, *doubts_of_parts, *alignment.doubts])
     reported = [*matches, *ambiguous]
+    report(PUT_TOGETHER)
+    rules = fold(findings, source_specs, target_specs)
+    report(1.0)
     return Inference(
-        LeafMapping(fold(findings, source_specs, target_specs)),
+        LeafMapping(rules),
         tuple(match for match in matches if not match.assumes),
         tuple(match for match in matches if match.assumes),
         ambiguous,
@@ -129,6 +146,10 @@ def infer(source: object, target: object) -> Inference:
             _unmatched(alignment.targets, chain(*(e.targets for e in reported)), alignment.misfits),
         ),
     )
+
+
+def _unwatched(part: float) -> None:
+    """Nothing is shown."""
 
 
 def _match(finding: Finding) -> Match:
@@ -163,7 +184,7 @@ def _ambiguities(doubts: Sequence[Doubt]) -> tuple[Ambiguity, ...]:
 def _unmatched(
     leaves: Sequence[ModelLeaf], reported: Iterable[str], misfits: Mapping[str, str]
 ) -> dict[str, str]:
-    """The leaves that neither a match nor an ambiguity names, and what is known of each."""
+    """The leaves without a match or an ambiguity, and what is known about each."""
     named = set(reported)
     unmatched: dict[str, str] = {}
     for leaf in leaves:

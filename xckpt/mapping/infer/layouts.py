@@ -1,10 +1,10 @@
-"""Layouts: how one framework orders the elements that another has, by roles and shapes.
+"""Layouts: how two frameworks order the same elements, by roles and shapes.
 
 1. `layouts` tries the orders that conventions know for two roles, the usual one first, and keeps
    those that the shapes allow.
 2. From torch's ``weight`` to Flax's ``kernel`` the usual one is: two axes swapped; a convolution's
    (out, in, space...) as (space..., in, out); a row of heads split in two axes, or two merged.
-   Everywhere else it is the same order, where one shape may split the other's axes.
+   For all other roles it is the same order; one shape may split the other's axes.
 3. Two orders of the axes are one layout if they differ in axes of one element alone.
 4. Where the shapes allow several layouts, the usual one is a guess.
 """
@@ -17,7 +17,7 @@ from math import prod
 from string import ascii_lowercase
 
 from xckpt.core.geometry.box import Shape
-from xckpt.mapping.infer.leaves import ModelLeaf
+from xckpt.mapping.infer.leaves import LeafGroup, ModelLeaf
 from xckpt.mapping.operations import Operation, Rearrange, Transpose
 
 AxisOrder = tuple[str, Sequence[int]]
@@ -66,6 +66,28 @@ def layouts(source: ModelLeaf, target: ModelLeaf) -> list[AxisLayout]:
         return _permuted(a, b, [*_of_a_layer(len(a), from_torch=from_torch), same])
     swapped = ("transposed", (1, 0))
     return _permuted(a, b, [same, swapped] if source.role == "weight" and len(a) == 2 else [same])
+
+
+def fits(source: LeafGroup, target: LeafGroup) -> dict[int | None, list[AxisLayout]]:
+    """The layouts of two groups, by the axis of a stack; empty if none fits.
+
+    Without a stack that axis is None.
+    """
+    one, other = source.leaves[0], target.leaves[0]
+    options: dict[int | None, list[AxisLayout]] = {}
+    if source.position is not None:
+        for axis in _axes(other, len(source.leaves)):
+            options[axis] = layouts(one, other.without_axis(axis))
+    elif target.position is not None:
+        for axis in _axes(one, len(target.leaves)):
+            options[axis] = layouts(one.without_axis(axis), other)
+    else:
+        options[None] = layouts(one, other)
+    return {axis: fitting for axis, fitting in options.items() if fitting}
+
+
+def _axes(leaf: ModelLeaf, size: int) -> list[int]:
+    return [axis for axis, each in enumerate(leaf.shape) if each == size]
 
 
 def _dtype_class(dtype: str) -> str:

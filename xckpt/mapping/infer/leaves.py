@@ -1,15 +1,15 @@
-"""The leaves of a model, and what their names say, whichever framework wrote them.
+"""The leaves of a model and the meaning of their names, in any framework.
 
 1. A name is cut at ``/`` and at ``.`` into components. A component is a word in lower case without
    underscores, with the number that ends it apart: ``h/0``, ``h.0`` and ``h_0`` are all ``h, 0``,
    and ``LayerNorm`` is ``layer_norm``.
-2. The last component is the leaf's role, where the frameworks have a word for it: torch's
+2. The last component is the leaf's role, if the frameworks have a word for it: torch's
    ``weight`` is Flax's ``kernel``, ``embedding`` or ``scale``.
-3. What only wraps a model, or says which collection a variable is in, is left out (``params``,
+3. Components that only wrap a model or name a variable's collection are left out (``params``,
    ``batch_stats``, ``_orig_mod``, the ``value`` of an NNX variable).
-4. A parameter that a module has of its own may be called as a layer's weight would be: torch's
+4. A module's own parameter may be named like a layer's weight: torch's
    ``q_proj_weight`` is the weight of a ``q_proj``.
-5. `concepts` replaces components by one word for what models call by many: ``self_attn``,
+5. `concepts` replaces the synonyms that models use by one word: ``self_attn``,
    ``attention`` and ``SelfAttention``; ``q_proj``, ``query`` and ``wq``.
 6. torch's nn.MultiheadAttention keeps the weights of query, key and value in one
    ``in_proj_weight`` of (3E, E), and their biases in one ``in_proj_bias``; Flax has three kernels
@@ -84,7 +84,7 @@ CONCEPTS = {word: concept for concept, words in _CONCEPTS.items() for word in wo
 
 @dataclass(frozen=True, eq=False)
 class ModelLeaf:
-    """A tensor of a tree, and what its name says. Leaves are compared by identity.
+    """A tensor of a tree, and the meaning of its name. Leaves are compared by identity.
 
     Example:
         >>> leaf = ModelLeaf.of("params/layers_3/LayerNorm/scale", TensorSpec((8,), "float32"))
@@ -128,6 +128,11 @@ class ModelLeaf:
         """Path and role: equal for leaves that are called the same."""
         return (*self.path, self.role)
 
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The words of the path, without its numbers."""
+        return tuple(each for each in self.path if isinstance(each, str))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements of each dimension."""
@@ -142,7 +147,7 @@ class ModelLeaf:
         return rows % len(PARTS) == 0 and columns in ([], [rows // len(PARTS)])
 
     def without_axis(self, axis: int) -> ModelLeaf:
-        """What a stack along this axis holds one of."""
+        """The leaf that a stack along this axis holds several of."""
         shape = self.shape[:axis] + self.shape[axis + 1 :]
         return replace(self, spec=TensorSpec(shape, self.spec.dtype))
 
@@ -166,7 +171,7 @@ class LeafGroup:
     """
 
     key: Path
-    """What it is compared by."""
+    """The key by which it is compared."""
     leaves: tuple[ModelLeaf, ...]
     position: int | None = None
     """Which component of their key counts the leaves of a stack."""
@@ -186,7 +191,7 @@ def _components(part: str) -> Path:
 
 
 def concepts(key: Path) -> Path:
-    """A key with one word for what models call by many.
+    """A key with synonyms replaced by one word.
 
     Example:
         >>> concepts(("h", 0, "selfattn", "qproj", "weight"))

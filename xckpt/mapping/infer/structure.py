@@ -1,19 +1,19 @@
-"""Which module of one tree is which of the other, where names do not decide.
+"""Pairing the modules of two trees by structure, if names do not decide.
 
 A module is its leaves: a weight, often a bias, a normalisation's statistics. Only whole modules
-that nothing else has paired are looked at, and only the layouts that convention calls for.
+that are not paired yet are examined, and only the conventional layouts.
 
 1. Modules whose paths differ in numbers alone, and whose roles are the same, are a group: the
    layers of a stack, ``net.0, net.2, net.4``, ``Dense_0, Dense_1, Dense_2``.
 2. Two modules fit if each leaf of the one fits the leaf of that role in the other. Where the
-   modules around them are paired already, they must lie in the same one. A query is no key, value
-   or output, whatever their shapes.
+   modules around them are paired already, they must lie in the same one. A query is never paired
+   with a key, value or output, whatever their shapes.
 3. Two groups of one size whose members fit in order belong together, if no member of either fits
    any other group. So do two modules that fit each other alone.
 4. A module whose leaves all have one axis is paired only if it is a normalisation: its name says
    so, or it has a bias too.
-5. Shapes that fit each other alone are not enough where both names mean something, and nothing
-   alike: a pooler that one tree lacks is no teacher that the other lacks.
+5. A unique fit of shapes is not enough if both names have a meaning and the meanings differ: a
+   pooler that one tree lacks is not a teacher that the other lacks.
 
 A module that fits several becomes a doubt.
 """
@@ -25,11 +25,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import product
+from itertools import chain, product
 
 from xckpt.mapping.infer.align import SAME_ORDER, Alignment, Doubt
 from xckpt.mapping.infer.layouts import layouts
 from xckpt.mapping.infer.leaves import CONCEPTS, LeafGroup, ModelLeaf, Path
+
+IN_ORDER = "same shapes in order"
+"""Why modules are paired: equally many of one shape on both sides, without a contradiction."""
 
 ROLES = frozenset(("weight", "bias", "mean", "var"))
 IGNORED = frozenset(("numbatchestracked",))
@@ -39,13 +42,13 @@ dense linear fc conv embed embedding layernorm rmsnorm norm ln batchnorm bn grou
 layers layer blocks block net sequential module
 """
 GENERIC = frozenset(_GENERIC.split())
-"""Names that frameworks give, or that say no more than a class: they may mean anything."""
+"""Names given by frameworks, or as general as a class name: they may mean anything."""
 ALIKE = 0.6
-"""From this similarity on (`difflib`) two names are taken to mean the same."""
+"""Two names of at least this similarity (`difflib`) count as equal in meaning."""
 OF_ATTENTION = frozenset(("query", "key", "value"))
-"""Concepts that are never one another, nor any other concept."""
+"""Concepts that are never paired with any other concept."""
 MOST_COMPARISONS = 4_000_000
-"""Pairs of modules beyond which nothing is compared: nothing is alignment rather than late."""
+"""Most pairs of kinds of modules; beyond that nothing is compared, since it would take too long."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,15 +113,15 @@ def match_modules(alignment: Alignment) -> None:
     sources, targets = (
         _groups(_modules(alignment, leaves)) for leaves in (alignment.sources, alignment.targets)
     )
-    if sum(map(len, sources)) * sum(map(len, targets)) > MOST_COMPARISONS:
+    fit = _Fit(_parents(alignment), chain(*sources), chain(*targets))
+    if fit.comparisons > MOST_COMPARISONS:
         return
-    parents = _parents(alignment)
-    _match_groups(alignment, sources, targets, parents)
+    _match_groups(alignment, sources, targets, fit)
     sources, targets = (
         [(module,) for group in side for module in group if alignment.are_free(module.all_leaves)]
         for side in (sources, targets)
     )
-    _match_alone(alignment, sources, targets, parents)
+    _match_alone(alignment, sources, targets, fit)
 
 
 def _modules(alignment: Alignment, leaves: Iterable[ModelLeaf]) -> list[_Module]:
@@ -166,52 +169,109 @@ def _parents(alignment: Alignment) -> dict[Path, set[Path]]:
     return parents
 
 
-def _fit(source: _Module, target: _Module, parents: Mapping[Path, set[Path]]) -> bool:
-    """Whether two modules may be one, given what the modules around them are."""
-    if source.leaves.keys() != target.leaves.keys() or source.contradicts(target):
-        return False
-    above = parents.get(source.path[:-1])
-    if above and source.path[:-1] and target.path[:-1] not in above:
-        return False
-    if source.is_vector and not (source.is_norm and target.is_norm):
-        return False
-    fitting = (layouts(leaf, target.leaves[role]) for role, leaf in source.leaves.items())
-    return all(each and each[0].usual for each in fitting)
+class _Fit:
+    """Whether two modules may be one; computed once for modules of the same kinds.
+
+    Args:
+        parents: the pairs of enclosing modules; see `_parents`.
+        sources: the source's modules.
+        targets: the target's.
+    """
+
+    def __init__(
+        self,
+        parents: Mapping[Path, set[Path]],
+        sources: Iterable[_Module],
+        targets: Iterable[_Module],
+    ) -> None:
+        self._parents = parents
+        named = set[Path]().union(*parents.values())
+        above = {path: frozenset(of) for path, of in parents.items() if path}
+        self._sources = _kinds({each: above.get(each.path[:-1]) for each in sources})
+        parent_paths = ((each, each.path[:-1]) for each in targets)
+        self._targets = _kinds({e: path if path in named else None for e, path in parent_paths})
+        self._known: dict[tuple[int, int], bool] = {}
+
+    @property
+    def comparisons(self) -> int:
+        """Number of pairs of kinds to compare."""
+        return len({*self._sources.values()}) * len({*self._targets.values()})
+
+    def __call__(self, source: _Module, target: _Module) -> bool:
+        """Whether these two may be one."""
+        kinds = self._sources[source], self._targets[target]
+        if kinds not in self._known:
+            self._known[kinds] = self._compare(source, target)
+        return self._known[kinds]
+
+    def _compare(self, source: _Module, target: _Module) -> bool:
+        if source.leaves.keys() != target.leaves.keys() or source.contradicts(target):
+            return False
+        above = self._parents.get(source.path[:-1])
+        if above and source.path[:-1] and target.path[:-1] not in above:
+            return False
+        if source.is_vector and not (source.is_norm and target.is_norm):
+            return False
+        fitting = (layouts(leaf, target.leaves[role]) for role, leaf in source.leaves.items())
+        return all(each and each[0].usual for each in fitting)
+
+    def neighbours(
+        self, sources: Sequence[_Group], targets: Sequence[_Group]
+    ) -> dict[_Group, list[_Group]]:
+        """For the groups of either side: the groups of the other side with a module that fits one
+        of theirs. Groups of the same kinds share one list.
+        """
+        here = {group: frozenset(self._sources[each] for each in group) for group in sources}
+        there = {group: frozenset(self._targets[each] for each in group) for group in targets}
+        some = {here[group]: {self._sources[e]: e for e in group}.values() for group in sources}
+        other = {there[group]: {self._targets[e]: e for e in group}.values() for group in targets}
+        fitting = {
+            (kinds, others)
+            for (kinds, modules), (others, counterparts) in product(some.items(), other.items())
+            if any(self(*pair) for pair in product(modules, counterparts))
+        }
+        of_source = {k: [each for each in targets if (k, there[each]) in fitting] for k in some}
+        of_target = {k: [each for each in sources if (here[each], k) in fitting] for k in other}
+        return {group: of_source[kinds] for group, kinds in here.items()} | {
+            group: of_target[kinds] for group, kinds in there.items()
+        }
 
 
-def _neighbours(
-    sources: Sequence[_Group], targets: Sequence[_Group], parents: Mapping[Path, set[Path]]
-) -> dict[_Group, list[_Group]]:
-    """The groups of the other side of which some module fits one of a group's, for either side."""
-    neighbours: dict[_Group, list[_Group]] = defaultdict(list)
-    for source, target in product(sources, targets):
-        if any(_fit(one, other, parents) for one, other in product(source, target)):
-            neighbours[source].append(target)
-            neighbours[target].append(source)
-    return neighbours
+def _kinds(places: Mapping[_Module, object]) -> dict[_Module, int]:
+    """A number for each module, equal for those that fit the same modules.
+
+    Args:
+        places: the relevant part of each module's position.
+    """
+    numbers: dict[object, int] = {}
+    kinds: dict[_Module, int] = {}
+    for module, place in places.items():
+        leaves = frozenset((role, e.flavour, e.spec) for role, e in module.leaves.items())
+        kind = leaves, CONCEPTS.get(module.word), module.is_norm, place
+        kinds[module] = numbers.setdefault(kind, len(numbers))
+    return kinds
 
 
 def _match_groups(
     alignment: Alignment,
     sources: Sequence[_Group],
     targets: Sequence[_Group],
-    parents: Mapping[Path, set[Path]],
+    fit: _Fit,
 ) -> None:
     """Pair, in order, the modules of groups that fit each other alone."""
-    neighbours = _neighbours(sources, targets, parents)
+    neighbours = fit.neighbours(sources, targets)
     for source in sources:
-        for target in neighbours[source]:
-            alone = len(neighbours[source]) == len(neighbours[target]) == 1
-            if not alone or len(source) != len(target):
+        for target in neighbours[source] if len(neighbours[source]) == 1 else ():
+            if len(neighbours[target]) != 1 or len(source) != len(target):
                 continue
             pairs = list(zip(source, target, strict=True))
-            if all(_fit(one, other, parents) and one.is_alike(other) for one, other in pairs):
-                reason = "same shapes" if len(pairs) == 1 else _reason(pairs, parents)
+            if all(fit(one, other) and one.is_alike(other) for one, other in pairs):
+                reason = "same shapes" if len(pairs) == 1 else _reason(pairs, fit)
                 for one, other in pairs:
                     _accept(alignment, one, other, reason)
 
 
-def _reason(pairs: Sequence[tuple[_Module, _Module]], parents: Mapping[Path, set[Path]]) -> str:
+def _reason(pairs: Sequence[tuple[_Module, _Module]], fit: _Fit) -> str:
     """Why the modules of two groups are paired in order.
 
     Numbers count calls on both sides (``net.0``, ``Dense_0``) unless they are part of a word
@@ -224,28 +284,29 @@ def _reason(pairs: Sequence[tuple[_Module, _Module]], parents: Mapping[Path, set
         for leaf in module.all_leaves
     )
     others = ((one, other) for (one, _), (_, other) in product(pairs, pairs) if one is not other)
-    unsure = in_words and sum(_fit(one, other, parents) for one, other in others) > len(pairs)
-    return SAME_ORDER if unsure else "same shapes in order"
+    unsure = in_words and sum(fit(one, other) for one, other in others) > len(pairs)
+    return SAME_ORDER if unsure else IN_ORDER
 
 
 def _match_alone(
     alignment: Alignment,
     sources: Sequence[_Group],
     targets: Sequence[_Group],
-    parents: Mapping[Path, set[Path]],
+    fit: _Fit,
 ) -> None:
-    """Pair the modules that fit each other alone; what fits several becomes a doubt."""
-    neighbours = _neighbours(sources, targets, parents)
+    """Pair the modules that fit only each other; a module that fits several becomes a doubt."""
+    neighbours = fit.neighbours(sources, targets)
     doubted: set[frozenset[_Module]] = set()
-    for target in targets:
-        others = [module for [module] in neighbours[target]]
+    # Targets of one kind share their list of neighbours, and so its rivals.
+    for shared in {id(each): each for each in map(neighbours.__getitem__, targets)}.values():
+        others = [module for [module] in shared]
         if not others:
             continue
         rivals = [module for [module] in neighbours[others[0],]]
         reason = "their shapes fit, and nothing in their names says which is which"
         if len(others) == len(rivals) == 1:
-            if target[0].is_alike(others[0]):
-                _accept(alignment, others[0], target[0], "same shapes")
+            if rivals[0].is_alike(others[0]):
+                _accept(alignment, others[0], rivals[0], "same shapes")
                 continue
             reason = "their shapes fit, but their names say other things"
         modules = frozenset((*others, *rivals))

@@ -46,7 +46,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """
 
     name: ClassVar[str] = ""
-    """What a document calls it; empty for a base of several."""
+    """Its name in a document; empty for a base class."""
     usual: ClassVar[Exactness] = "bijection"
     """`exactness`, unless the arguments change it."""
 
@@ -71,7 +71,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def exactness(self) -> Exactness:
-        """Whether the way back needs nothing else, needs stated side data, or is not exact."""
+        """Whether the inverse needs nothing else, needs stated side data, or is not exact."""
         return self.usual
 
     def validate(self) -> None:
@@ -79,7 +79,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @abstractmethod
     def arity(self) -> tuple[int, int] | None:
-        """How many tensors it takes and gives; None where it acts on each of any number."""
+        """How many tensors it takes and gives; None if it acts on each of any number."""
 
     @abstractmethod
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
@@ -133,7 +133,7 @@ class Paired(Operation, frozen=True):
     """Base of the operations that another one undoes, with the same arguments."""
 
     opposite: ClassVar[str]
-    """What a document calls the other one."""
+    """The name of the other one in a document."""
 
     def inverse(self) -> Operation:
         """The other one of the pair."""
@@ -160,7 +160,7 @@ def _plain(value: object) -> object:
 
 
 def operation_from_document(document: object) -> Operation:
-    """The operation that a table stands for.
+    """The operation in a table.
 
     Raises:
         MappingError: there is no such operation, or its arguments are wrong.
@@ -183,7 +183,7 @@ def operation_from_document(document: object) -> Operation:
     fields = {key: value for key, value in document.items() if key != names[0]}
     first = kind.__struct_fields__[0]
     if first in fields:
-        raise MappingError(f"{dict(document)!r}: {first!r} is what stands under {names[0]!r}")
+        raise MappingError(f"{dict(document)!r}: {first!r} stands under {names[0]!r}")
     try:
         return kind.from_fields({first: document[names[0]], **fields})
     except MappingError:
@@ -213,9 +213,8 @@ def arity_of(operations: Iterable[Operation], taken: int | None = None) -> tuple
     """How many tensors operations in a row take and give.
 
     Args:
-        operations: in the order in which they run.
-        taken: how many tensors come in; where None, as many as the first operation that counts
-            them takes, else one.
+        operations: in the order in which they run. taken: how many tensors come in; if None, as
+            many as the first operation with a fixed number takes, else one.
 
     Raises:
         ValueError: one takes another number of tensors than there are.
@@ -259,7 +258,7 @@ def _shapes(slot: Slot) -> str:
 class Each(Operation, frozen=True):
     """Run its own operations on each part of the bundle.
 
-    A branch takes as many tensors as its first operation that counts them; else one.
+    A branch takes as many tensors as its first operation with a fixed number; else one.
 
     Example:
         >>> from xckpt.mapping.operations import Rope, Transpose

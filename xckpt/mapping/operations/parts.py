@@ -119,7 +119,7 @@ def _separated(tensor: Traced, sizes: tuple[int, ...], axis: int) -> tuple[Trace
 
 def _validate(sizes: tuple[int, ...], groups: int = 1) -> None:
     if not sizes or min(sizes) < 0:
-        raise ValueError(f"{list(sizes)} are no sizes of parts")
+        raise ValueError(f"{list(sizes)} are not sizes of parts")
     if groups < 1:
         raise ValueError(f"there are no {groups} groups")
 

@@ -31,7 +31,7 @@ class Transpose(TensorOperation, frozen=True):
     def validate(self) -> None:
         """The axes are a permutation."""
         if sorted(self.axes) != list(range(len(self.axes))):
-            raise ValueError(f"{list(self.axes)} is no order of {len(self.axes)} axes")
+            raise ValueError(f"{list(self.axes)} is not an order of {len(self.axes)} axes")
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The transposed tensor."""
@@ -63,7 +63,9 @@ class Reshape(TensorOperation, frozen=True):
         """No more than one open size on either side; else as many elements on both."""
         for shape in self.shapes:
             if any(size < -1 for size in shape) or shape.count(-1) > 1:
-                raise ValueError(f"{list(shape)} is no shape with at most one size left open (-1)")
+                raise ValueError(
+                    f"{list(shape)} is not a shape with at most one size left open (-1)"
+                )
         before, after = self.shapes
         if -1 not in before and -1 not in after and prod(before) != prod(after):
             raise ValueError(f"{list(before)} and {list(after)} differ in their number of elements")
@@ -191,7 +193,7 @@ def _groups(side: str) -> Groups:
         match = _AXES.match(text, end)
         names = tuple((match[1] if match[1] is not None else match[2]).split()) if match else ()
         if match is None or not all(_NAME.fullmatch(n) for n in names):
-            raise ValueError(f"{side.strip()!r} is no list of names and (groups of names)")
+            raise ValueError(f"{side.strip()!r} is not a list of names and (groups of names)")
         groups.append(tuple(n for n in names if n != "1"))
         end = match.end()
     return tuple(groups)
@@ -224,7 +226,7 @@ class Rope(TensorOperation, frozen=True):
         if self.heads < 1:
             raise ValueError(f"there is no tensor of {self.heads} heads")
         if self.rotary is not None and (self.rotary < 2 or self.rotary % 2):
-            raise ValueError(f"{self.rotary} rotated channels are no pairs")
+            raise ValueError(f"{self.rotary} rotated channels are not pairs")
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The tensor with the channels of each head reordered."""

@@ -1,6 +1,6 @@
-"""Operations whose way back needs data that the rule states: tie, pad, constant, and the inverses.
+"""Operations whose inverse needs data that the rule states: tie, pad, constant, and the inverses.
 
-What they take away is asserted: tied tensors must be equal, a pad or a dropped tensor must have the
+What they remove is asserted: tied tensors must be equal, a pad or a dropped tensor must have the
 stated value, bit for bit. A state that passes is restored exactly by the inverse.
 """
 
@@ -120,7 +120,7 @@ class Pad(_Padding, frozen=True):
 
 
 class Strip(_Padding, frozen=True):
-    """Take away the last slices along an axis, which must have one value.
+    """Remove the last slices along an axis, which must have one value.
 
     Example:
         >>> Strip(128, axis=1).inverse()
@@ -149,9 +149,9 @@ class _Stated(Paired, frozen=True):
     value: Number | Literal["unchecked"]
     """The value of its elements; "unchecked" to drop it without a check: it cannot be made."""
     shape: tuple[int, ...] | None = None
-    """Its shape; where None, what the target wants, or any that the source has."""
+    """Its shape; if None, the target's, or any shape of the source."""
     dtype: str | None = None
-    """Its element type; where None, likewise."""
+    """Its element type; if None, likewise."""
     arange: int | None = None
     """An axis along which the value grows by one a step."""
 

@@ -1,6 +1,6 @@
 """Rules for optimizer states: moments follow their parameter, step counts their counterparts.
 
-1. A mapping speaks of a model's leaves. `with_optimizer` finds where these lie in the two states,
+1. A mapping is about a model's leaves. `with_optimizer` finds where these lie in the two states,
    and where the optimizer's leaves lie (`xckpt.mapping.optimizer.states`).
 2. For each rule, and each slot that both optimizers have, there is one more rule: the parameters'
    names replaced by their moments', the operations the same. A moment is laid out as its parameter
@@ -8,13 +8,13 @@
    Where the optimizer's names hold the parameter's whole name, something stands before it and after
    it: ``state/{name...}/exp_avg``. Where it numbers the parameters, the number is a sum of the
    pattern's indices, if the layers are numbered alike: ``state/{4*layer+2}/exp_avg``.
-3. A lossy operation is refused: the gradient of ``scale * w`` is not scaled as ``w`` is, and a
-   square of it is scaled otherwise again. A cast is left out: moments have dtypes of their own,
-   which are cast into one another where they differ.
+3. A lossy operation is refused: the gradient of ``scale * w`` is not scaled as ``w`` is, and the
+   scale of its square differs again. A cast is left out: moments have dtypes of their own, which
+   are cast into one another where they differ.
 4. All counts of steps must be equal, which is asserted on the data, and become all counts of the
    other side.
 
-The hyperparameters (rates, decays) are no tensors of either state: they stay with the caller.
+The hyperparameters (rates, decays) are not tensors of either state: they stay with the caller.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _placed(mapping: LeafMapping, source: Moments, target: Moments) -> LeafMappi
 
 
 def _containers(state: Moments) -> dict[str, list[str]]:
-    """What may stand before the names of a model's leaves -> the names without it."""
+    """Possible prefixes of a model's leaf names -> the names without them."""
     optimizer = state.leaves
     names = [name for name in state.specs if name not in optimizer]
     prefixes = {""}
@@ -146,7 +146,7 @@ def _containers(state: Moments) -> dict[str, list[str]]:
 
 
 def _most(matched: Mapping[str, int], side: str) -> str:
-    """The container in which most names are the mapping's."""
+    """The container with the most names of the mapping."""
     most = max(matched.values())
     prefixes = sorted(prefix for prefix, count in matched.items() if count == most)
     if not most or len(prefixes) > 1:

@@ -1,4 +1,4 @@
-"""Where a state holds the optimizer's moments, and whose they are.
+"""Finding an optimizer's moments in a state, and the parameter of each.
 
 torch names them in three ways: ``state/3/exp_avg`` (a number in the order of the parameters, as
 ``Optimizer.state_dict`` has it), ``state/layers.0.weight/exp_avg`` (a name, as
@@ -61,7 +61,7 @@ class MomentLeaf:
     """The parameter's name, or the end of it; or its number."""
     after: str
     slot: str
-    """What the framework calls it; torch's ``step`` too."""
+    """The framework's name of it; torch's ``step`` too."""
     spec: TensorSpec
     """Shape and dtype."""
     is_number: bool = False
@@ -145,7 +145,7 @@ def find_moments(state: object, parameters: ParameterNames | None = None) -> Mom
 
 
 def _place(name: str, specs: Mapping[str, TensorSpec]) -> MomentLeaf | None:
-    """Where in its name a moment says whose it is; None if the leaf is no moment."""
+    """The part of a leaf's name that identifies a moment's parameter; None for other leaves."""
     if match := _TORCH.fullmatch(name):
         before, key, after = match["before"], match["key"], match["after"]
         beside = (f"{before}{key}{match['mark']}{slot}" in specs for slot in TORCH_SLOTS)

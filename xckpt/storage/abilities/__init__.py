@@ -1,1 +1,1 @@
-"""What a storage can do and permits, asked as a save asks it: for `xckpt doctor`."""
+"""What a storage can do and permits, found by a save's own requests: for `xckpt doctor`."""

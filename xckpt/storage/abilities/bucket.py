@@ -1,4 +1,4 @@
-"""What a bucket permits, asked by the requests with which a save begins; nothing stays there."""
+"""What a bucket permits, tried with the requests that begin a save; nothing stays there."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from xckpt.storage.location import Location, open_store, storage_errors
 
 @dataclass(frozen=True, slots=True)
 class BucketAbilities:
-    """What was found out about a bucket in which all that a save needs is permitted."""
+    """What is known about a bucket that permits all that a save needs."""
 
     place: str
     permitted: tuple[str, ...]
-    """Reading, listing, deleting, writing, writing on a condition."""
+    """Reading, listing, deleting, writing, conditional writing."""
     round_trip_seconds: float
-    """Time of three small requests that were made at once."""
+    """Time of three small concurrent requests."""
 
 
 def bucket_abilities(location: Location) -> BucketAbilities:
-    """Ask a bucket for all that a save needs.
+    """Try everything that a save needs in a bucket.
 
     Raises:
         StorageError: something is not permitted; the message says what.

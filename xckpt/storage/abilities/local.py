@@ -19,7 +19,7 @@ from xckpt.storage.commit.folder import look_into
 from xckpt.storage.commit.leftovers import is_local
 
 SYNCS = 5
-"""Files that are written and forced to disk, to see how long one takes."""
+"""Number of files that are written and synced to measure how long one takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +29,21 @@ class LocalAbilities:
     folder: str
     """Where it was tried: the folder, or the nearest one above it that exists."""
     able: FileSystem
-    """What a save finds out."""
+    """What a save finds out at its beginning."""
     exchanges_folders: bool
     """Whether an overwrite can exchange the old folder and the new one in one step."""
     links_files: bool
     """Whether a file can have two names, which copies and saves with a base use."""
     syncs_at_once: bool
-    """Whether many small files are forced to disk in one call."""
+    """Whether many small files are synced in one call."""
     is_local: bool
     """Whether the file system is this host's own."""
     sync_seconds: float
-    """Median time to write a file of 4 KiB and force it to disk."""
+    """Median time to write a file of 4 KiB and sync it."""
     free_bytes: int
     """Bytes that a user may still write."""
     free_files: int | None
-    """Files that may still be made; None where the file system has no limit."""
+    """Files that can still be created; None if the file system has no limit."""
 
 
 def local_abilities(path: Path) -> LocalAbilities:

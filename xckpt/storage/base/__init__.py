@@ -1,1 +1,1 @@
-"""Saves that share what did not change with an earlier checkpoint, their base."""
+"""Saves that share unchanged chunks with an earlier checkpoint, their base."""

@@ -1,14 +1,14 @@
 """The base of a save: an earlier checkpoint, as the coordinator reads it.
 
-1. The manifest is read once, when the first grid is asked for. Where nothing is, that is an error,
-   unless the path is `IfThere`.
-2. The digest file is compared with the manifest as a whole: a digest of another checkpoint's file
+1. The manifest is read once, when the first grid is asked for. If nothing is there, that is an
+   error, unless the path is `OptionalBase`.
+2. The digest file is compared with the manifest as a whole: the digest file of another checkpoint
    would stand for other contents.
 3. `Base.grid` gives the planner the grids to keep, `Base.orders` tells a rank what it needs to find
    and share the chunks of its arrays (`xckpt.storage.base.chunks`).
 
-What is no local checkpoint of this format and these codecs, or is damaged, cannot be shared with:
-`Base.problem` says why, and the save writes everything.
+Nothing can be shared with a base that is not a local checkpoint of this format and these codecs, or
+is damaged: `Base.problem` says why, and the save writes everything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from xckpt.core.manifest.entries import Manifest, arrays, is_packed
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.manifest.rules import SMALL_CHUNK
 from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.core.run.names import IfThere
+from xckpt.core.run.names import OptionalBase
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import (
     CorruptCheckpointError,
@@ -49,14 +49,14 @@ from xckpt.storage.read_checkpoint import read_manifest
 logger = logging.getLogger("xckpt")
 
 LEAST_PLAIN: Final = 4096
-"""A chunk of fewer bytes is not kept a file for the sake of its base: its zarr.json takes as much
+"""A chunk of fewer bytes is packed even if its base has it as a file: its zarr.json takes as much
 of a disk."""
 
 _Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None]
 
 
 def manifest_identity(folder: str) -> tuple[int, int, int]:
-    """What tells the manifest in a folder from that of another save.
+    """An identity of the manifest in a folder, different for each save.
 
     Raises:
         OSError: there is none.
@@ -69,7 +69,7 @@ class Base:
     """The base of one save, on its coordinator.
 
     Args:
-        path: where it is; if it is `IfThere`, nothing needs to be there.
+        path: where it is; if it is `OptionalBase`, it need not exist.
         target: where the save goes.
         options: of the save.
         codecs: of the save.
@@ -84,8 +84,8 @@ class Base:
     ) -> None:
         self.location = Location.parse(os.fspath(path), options)
         self.problem = ""
-        """Why nothing can be shared with it; empty if something can."""
-        self._may_lack = isinstance(path, IfThere)
+        """Why nothing can be shared with the base; empty if something can."""
+        self._may_lack = isinstance(path, OptionalBase)
         self._target, self._options, self._codecs = target, options, codecs
         self._opened = False
         self._grids: dict[str, TensorStorageMetadata] = {}
@@ -93,7 +93,7 @@ class Base:
         """Leaf and number -> each array that may be shared."""
         self._pack_bytes = 0
         self._orders: BaseOrders | None = None
-        """What all ranks get alike."""
+        """What all ranks receive."""
 
     def grid(self, name: str, dtype: str, shape: Shape) -> Grid | None:
         """The grid of a leaf, if it has one there of the same dtype and shape, in plain chunks.
@@ -108,10 +108,11 @@ class Base:
         return leaf.grid
 
     def planned(self, plan: Manifest) -> Manifest:
-        """The plan of a save whose caller does not say what is packed: as it is in the base.
+        """The plan of a save whose caller does not say what is packed: it follows the base.
 
-        Only so can small chunks be shared. It is not done where most of them, by bytes, are not
-        there, nor where each would be a plain file again that is hardly longer than its zarr.json.
+        Otherwise small chunks could not be shared. The plan does not follow a base that lacks most
+        of them, by bytes, nor one in which each would be a plain file hardly longer than its
+        zarr.json.
 
         Raises:
             NotACheckpointError: there is no base.
@@ -127,7 +128,7 @@ class Base:
         return msgspec.structs.replace(plan, pack_bytes=self._pack_bytes) if keeps else plan
 
     def orders(self, given: Sequence[WriteOrders]) -> list[WriteOrders]:
-        """The orders of all ranks, with what they have to know of the base.
+        """The orders of all ranks, with what they need to know about the base.
 
         Raises:
             NotACheckpointError: there is no base.
@@ -147,14 +148,14 @@ class Base:
         return [made[id(orders)] for orders in given]
 
     def _equal(self, array: ZarrArray, pack_bytes: int) -> ZarrArray | None:
-        """The array there whose chunks are alike, but for their elements."""
+        """The array of the base with the same chunks, elements aside."""
         if not self._is_there(array):
             return None
         stored = self._arrays[array.leaf, array.number]
         return stored if (stored.place is not None) == is_packed(array, pack_bytes) else None
 
     def _is_there(self, array: ZarrArray) -> bool:
-        """Whether there is an array whose chunks are alike, packed or not."""
+        """Whether the base has an array with the same chunks, packed or not."""
         stored = self._arrays.get((array.leaf, array.number))
         return stored is not None and _exact(stored) == _exact(array)
 
@@ -196,22 +197,19 @@ class Base:
         return ""
 
     def _require(self) -> None:
-        """Refuse a base that is of no use and not there either."""
+        """Refuse a base that does not exist, if it cannot be used."""
         if not self._may_lack:
             read_manifest(self.location)
 
     def _read(self) -> str:
-        """Take what the base's manifest says; why that is of no use."""
+        """Take what the base's manifest says; returns why it cannot be used."""
         folder = os.path.realpath(self.location.path)
         self.location.access.start()
-        try:
-            seen = manifest_identity(folder)
-        except OSError:
-            seen = (0, 0, 0)
+        seen = _identity(folder)
         data = read_manifest(self.location)
         manifest = parse(data, digest_bytes)
-        if manifest_identity(folder) != seen:
-            return f"{self.location} was replaced meanwhile"
+        if _identity(folder) != seen:
+            return f"{self.location} was replaced or deleted meanwhile"
         if manifest.codecs != self._codecs:
             return f"{self.location} has other codecs"
         stored = list(arrays(manifest))
@@ -238,11 +236,19 @@ class Base:
         self._arrays = {(each.leaf, each.number): each for each in stored}
 
 
+def _identity(folder: str) -> tuple[int, int, int]:
+    """The identity of the manifest; zeros if there is none."""
+    try:
+        return manifest_identity(folder)
+    except OSError:
+        return 0, 0, 0
+
+
 def _elements_bytes(array: ZarrArray) -> int:
     """Bytes of an array's elements."""
     return prod(array.shape) * item_size(array.dtype)
 
 
 def _exact(array: ZarrArray) -> _Exact:
-    """All that the bytes of an array's chunks depend on, but for its elements."""
+    """Everything but the elements that the bytes of an array's chunks depend on."""
     return array.dtype, array.offset, array.shape, array.chunk, array.shard, array.piece_of

@@ -1,15 +1,15 @@
 """The chunks of a base in a local folder: their digests, and second names for their files.
 
 1. `BaseChunks` holds the base's root group open, so that it stays the same folder when another save
-   takes its place, and makes sure that it is the one that the coordinator has read.
+   takes its place, and checks that it is the one that the coordinator has read.
 2. `BaseChunks.digest` reads the digest of one chunk, `BaseChunks.place` its place in a pack.
-3. `BaseChunks.share` gives a chunk's file a second name, a hard link. Where the file system refuses
-   that, the new name gets a copy that shares its blocks (a reflink), where there are such. The file
-   has to be a plain one, of the right length, and of the owner that the save's own files have: that
-   of another user may be changed by them.
+3. `BaseChunks.share` gives a chunk's file a second name, a hard link. If the file system refuses
+   that, the new name gets a copy that shares its blocks (a reflink), if the file system has those.
+   The file must be a plain one of the right length, and belong to the owner of the save's own
+   files: another user could change theirs.
 
-No file is ever opened for writing under a name that may be shared: what is written gets its name by
-a rename.
+No file is ever opened for writing under a name that may be shared: new files get their names by a
+rename.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_NAMES: Final = 1024
 _PLACE: Final = struct.Struct("<QQ")
 
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS)
-"""What a file system says that links none of these files."""
+"""The error numbers of a file system that cannot link any of these files."""
 
 
 class BaseChunks:
@@ -109,14 +109,13 @@ class BaseChunks:
         return b""
 
     def share(self, leaf: str, key: str, new: str, nbytes: int, *, synced: bool) -> str:
-        """Give the file of a chunk or pack a second name; why that cannot be, or nothing.
+        """Give the file of a chunk or pack a second name; returns why that failed, or nothing.
 
         Args:
             leaf: the chunk's, for the message.
-            key: of the file.
-            new: the path to be; its folder is made.
-            nbytes: how long the file has to be.
-            synced: whether a copy is to be durable; a link is as its file is.
+            key: of the file. new: the new path; its folder is made.
+            nbytes: the expected length of the file.
+            synced: whether a copy is made durable; a link is as durable as its file.
         """
         if self.problem:
             return self.problem
@@ -141,7 +140,7 @@ class BaseChunks:
 
     def _fault(self, status: os.stat_result, nbytes: int) -> str:
         if not stat.S_ISREG(status.st_mode):
-            return "is no plain file"
+            return "is not a plain file"
         if status.st_size != nbytes:
             return f"is {status.st_size:,} bytes long instead of {nbytes:,}"
         if status.st_uid != self._owner:
@@ -184,7 +183,7 @@ class BaseChunks:
                 raise
 
     def close(self) -> None:
-        """Let go of the folder; a second call does nothing."""
+        """Release the folder; a second call does nothing."""
         for descriptor in (self._root, self._digests, self._places):
             if descriptor >= 0:
                 os.close(descriptor)

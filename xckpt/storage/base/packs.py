@@ -1,11 +1,11 @@
-"""The packs of a base: which of their chunks a save has unchanged, and whether a pack is shared.
+"""The packs of a base: which of their chunks are unchanged in a save, and which packs are shared.
 
-1. A rank compares digests before it packs a chunk. One that is equal in the base waits here, with
-   its place in the base's pack (`EqualChunks.note`); of its elements nothing is kept.
+1. A rank compares digests before it packs a chunk. A chunk that is equal in the base waits here,
+   with its place in the base's pack (`EqualChunks.note`); its elements are not kept.
 2. In the end (`EqualChunks.share`) a pack of which at least half of the bytes are still used gets a
    second name, under which it is a pack of the new checkpoint too. Its name is the digest of its
    content, so that several ranks may do so.
-3. The chunks of any other pack are packed anew: a checkpoint never takes more than twice the bytes
+3. The chunks of any other pack are packed again: a checkpoint never takes more than twice the bytes
    of its small chunks, however long a chain of bases grows.
 """
 
@@ -26,7 +26,7 @@ class EqualChunk(NamedTuple):
     """A chunk that the base has in a pack, as it is."""
 
     item: WriteItem
-    """What makes its elements, where they are needed after all."""
+    """Makes its elements, if they are needed after all."""
     array: ZarrArray
     number: int
     """Its number in the array."""
@@ -61,11 +61,11 @@ class EqualChunks:
         Args:
             verify: whether a pack's chunks are read first.
             synced: whether a copy is to be durable; see `BaseChunks.share`.
-            refuse: called with why a pack is not shared that is worth it.
+            refuse: called with the reason if a pack that is worth sharing is not shared.
 
         Yields:
             The key of each pack that is shared and its chunks; then an empty key, and all chunks
-            that are to be packed anew.
+            that must be packed again.
         """
         rest: list[EqualChunk] = []
         for key, chunks in self._by_pack.items():

@@ -1,54 +1,79 @@
-"""How much of a local checkpoint lies in files that other checkpoints have too."""
+"""How much of a local checkpoint lies in files that other checkpoints share.
+
+What cannot be read is not counted, and the log says so.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from xckpt.core.manifest.packs import PACKS, PLACES
-from xckpt.storage.location import Location, storage_errors
+from xckpt.core.text.printable import in_few, printable
+from xckpt.storage.location import Location
+
+logger = logging.getLogger("xckpt")
 
 THREADS = 16
-"""Folders that are looked through at a time."""
+"""Folders that are read at a time."""
 
 
-def shared_bytes(places: Iterable[Location]) -> list[int]:
-    """Bytes of the chunks' files of each checkpoint that have another name; 0 in a bucket.
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A file of chunks that has another name."""
 
-    Raises:
-        StorageError: a folder cannot be read.
-    """
+    path: str
+    """Below the checkpoint."""
+    bytes: int
+    identity: tuple[int, int]
+    """The file system and the inode, which all its names share."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBytes:
+    """How many bytes of checkpoints lie in files that have another name; 0 in a bucket."""
+
+    of: list[int]
+    """Of each checkpoint."""
+    once: int
+    """Of all of them, each file counted once."""
+
+
+def shared_bytes(places: Iterable[Location]) -> SharedBytes:
+    """The bytes that checkpoints share with each other, or with others."""
     with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(_shared_bytes, places))
+        found = list(threads.map(lambda place: list(shared_files(place)), places))
+    files = {file.identity: file.bytes for files in found for file in files}
+    return SharedBytes([sum(file.bytes for file in files) for files in found], sum(files.values()))
 
 
-def _shared_bytes(place: Location) -> int:
-    return sum(size for _, size in shared_files(place))
-
-
-def shared_files(place: Location) -> Iterator[tuple[str, int]]:
-    """Path below a local checkpoint, and bytes, of each file of chunks that has another name.
-
-    Raises:
-        StorageError: a folder cannot be read.
-    """
+def shared_files(place: Location) -> Iterator[SharedFile]:
+    """Each file of chunks of a local checkpoint that has another name."""
     folders = [""] if place.folder is not None else []
-    with storage_errors(place):
-        while folders:
-            folder = folders.pop()
-            try:
-                with os.scandir(os.path.join(place.path, folder)) as entries:
-                    for entry in entries:
-                        path = f"{folder}/{entry.name}" if folder else entry.name
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(path)
-                        elif entry.name.isdigit() or entry.name == "c" or _is_pack(entry.path):
-                            status = entry.stat(follow_symlinks=False)
-                            if status.st_nlink > 1:
-                                yield path, status.st_size
-            except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or one file
-                continue
+    unread: list[str] = []
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(os.path.join(place.path, folder)) as entries:
+                for entry in entries:
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(path)
+                    elif entry.name.isdigit() or entry.name == "c" or _is_pack(entry.path):
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_nlink > 1:
+                            identity = (status.st_dev, status.st_ino)
+                            yield SharedFile(path, status.st_size, identity)
+        except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or one file
+            continue
+        except OSError as error:
+            unread.append(f"{folder}: {error.strerror}" if folder else str(error.strerror))
+    if unread:
+        text = "%s: what it shares with other checkpoints is not counted in %s"
+        logger.warning(text, printable(str(place)), in_few(unread))
 
 
 def _is_pack(path: str) -> bool:

@@ -5,10 +5,10 @@
    (`xckpt.storage.base.chunks`), and the digest is reported as if it had been written.
 3. Else, or where that fails, it is written (`xckpt.storage.chunks.write_chunks`), into a new file.
 4. A packed chunk that is equal waits until all are compared; then its pack is shared as a whole, or
-   it is packed anew (`xckpt.storage.base.packs`).
+   the chunk is packed again (`xckpt.storage.base.packs`).
 5. In the end the folders of the new names are synced.
 
-With ``verify_base`` a file is read before it is shared: one that is damaged is written anew.
+With ``verify_base`` a file is read before it is shared: a damaged one is written again.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from xckpt.storage.location import Location, answer, storage_errors
 logger = logging.getLogger("xckpt")
 
 MANY_FOLDERS = 16
-"""From so many on, folders are synced in one call where a system has it."""
+"""From this many on, folders are synced in one call if the system has it."""
 
 CODEC_BYTES = {"crc32c": 4}
-"""What a codec adds to a chunk."""
+"""Bytes that a codec adds to a chunk."""
 
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
@@ -74,7 +74,7 @@ class SharingWrites(ChunkWrites):
         """The first reason why an equal chunk was not shared."""
         self._lock = threading.Lock()
         self._folders: set[str] = set()
-        """Those that have new names."""
+        """Folders with new names in them."""
         self._verify = orders.base.verify
         self._added = sum(CODEC_BYTES[codec] for codec in orders.codecs)
         pairs = zip(orders.arrays, orders.base.firsts, strict=True)
@@ -111,7 +111,7 @@ class SharingWrites(ChunkWrites):
         super()._pack(unit)
 
     def _share_packs(self) -> None:
-        """Share the packs that are worth it, and pack the other equal chunks anew."""
+        """Share the packs that are worth it, and pack the other equal chunks again."""
         synced = not self._location.unsynced
         with storage_errors(self.where):
             found = list(self._equal.share(verify=self._verify, synced=synced, refuse=self._refuse))
@@ -119,10 +119,10 @@ class SharingWrites(ChunkWrites):
             if key:
                 self._adopt(key, chunks)
             else:
-                self._pack_anew(chunks)
+                self._repack(chunks)
 
     def _adopt(self, key: str, chunks: Iterable[EqualChunk]) -> None:
-        """Take a pack of the base for one of this rank's."""
+        """Count a pack of the base as one of this rank's."""
         assert self._packs is not None
         pack = self._packs.adopt(bytes.fromhex(posixpath.basename(key)))
         for chunk in chunks:
@@ -131,7 +131,7 @@ class SharingWrites(ChunkWrites):
             self.progress.add(chunk.nbytes)
         self._folders.add(os.path.dirname(f"{self._location.path}/{key}"))
 
-    def _pack_anew(self, chunks: Iterable[EqualChunk]) -> None:
+    def _repack(self, chunks: Iterable[EqualChunk]) -> None:
         wanted: dict[int, tuple[WriteItem, ZarrArray, set[int]]] = {}
         for chunk in chunks:
             about = chunk.item, chunk.array, set[int]()
@@ -169,15 +169,15 @@ class SharingWrites(ChunkWrites):
             parts, nbytes = contents(unit.data), stored_bytes(array)
         else:
             parts, nbytes = shard_parts(unit.data, array, []), 0
-        slabs, within = (part.data for part in parts), self._location.path
+        path, within = self._path(unit), self._location.path
         with storage_errors(f"{self.where}: {array.leaf}"):
-            write_file(self._path(unit), slabs, nbytes, within=within, synced=synced)
+            write_file(path, parts, nbytes, within=within, synced=synced)
 
     def _path(self, unit: Unit) -> str:
         return f"{self._location.path}/{unit.array.key(unit.box.offsets)}"
 
     def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
-        """Share a unit's file, or begin to write it; what is shared is done."""
+        """Share a unit's file, or begin to write it; a shared one is done."""
         known = self._known(unit)
         if not known or digest_array(data) != known or not self._share(unit, known):
             return super()._write(unit, data)
@@ -246,7 +246,7 @@ class SharingWrites(ChunkWrites):
             os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of the base, and after a failure of what is under way."""
+        """Release the base, and after a failure the writes under way."""
         super().close()
         if self._base is not None:
             self._base.close()
@@ -263,5 +263,5 @@ def _digest(data: NDArray[np.generic]) -> bytes:
     """The digest of elements of any strides, taken in C order."""
     digest = xxhash.xxh3_128()
     for slab in contents(data):
-        digest.update(slab.data)
+        digest.update(slab)
     return digest.digest()

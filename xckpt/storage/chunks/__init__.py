@@ -1,1 +1,1 @@
-"""Single chunks, and many of them in flight: what every read of a checkpoint goes through."""
+"""Single chunks, and many of them in flight: every read of a checkpoint comes through here."""

@@ -1,9 +1,10 @@
 """The chunks of a checkpoint: each read on its own and verified against its digest.
 
 1. `ChunkSource.begin` starts the read of a `Chunk` into C-contiguous memory. A small chunk that is
-   an object by itself is read as a value; any other through its array, which is opened once.
-2. `ChunkSource.finish` waits for it and compares the digest. That is taken at the destination, so
-   it also catches a chunk swapped with another, or of an earlier save.
+   an object of its own is read as a value; any other through its array, which is opened once.
+2. `ChunkSource.finish` waits for it and compares the digest. The digest is taken at the
+   destination, so it also catches a chunk that was swapped with another, or that an earlier save
+   wrote.
 3. What a local file holds as it is (`xckpt.storage.chunks.plain_files`) is read by `finish` itself,
    or slab by slab (`ChunkSource.slabs`).
 
@@ -42,6 +43,7 @@ from xckpt.storage.chunks.plain_files import (
     stored_bytes,
 )
 from xckpt.storage.chunks.requests import Chunk
+from xckpt.storage.foreign.files import LONGEST_FILE
 from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import (
     Location,
@@ -53,8 +55,8 @@ from xckpt.storage.location import (
 from xckpt.storage.packs.places import places_of
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE", "Unexpected EOF")
-"""What TensorStore says of a chunk that is there, but is not what its metadata says; the last, of a
-file that is cut off while it is read."""
+"""TensorStore's messages about a chunk that does not fit its metadata; the last one, about a file
+that is cut off while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class PendingRead:
     """Waits until the elements are in `into`; their digest. Raises what TensorStore does, with a
     status."""
     under_way: bool = True
-    """Whether it goes on while nothing waits."""
+    """Whether it makes progress while nothing waits for it."""
 
     def give_up(self) -> None:
         """Wait until nothing writes into the memory any more."""
@@ -86,12 +88,12 @@ class ChunkSource:
     """The root group's place."""
     manifest: Manifest
     memory_bytes: int
-    """What may be in memory of chunks that are to be read, bytes; see `ChunkRequests`."""
+    """Bytes that the chunks to be read may take in memory; see `ChunkRequests`."""
     host_ranks: int = 1
     """How many ranks share it."""
     integrity: Integrity = field(init=False)
     closed: bool = False
-    """Whether nothing may be read any more."""
+    """Whether the source is closed."""
     bytes_read: int = 0
     """Bytes of chunks read so far."""
     _chunks: ts.KvStore | None = None
@@ -115,7 +117,7 @@ class ChunkSource:
         return self._arrays
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Release everything that is open."""
         self.closed = True
         self._opened.clear()
         self._chunks = None
@@ -132,18 +134,18 @@ class ChunkSource:
         """Start a `read` whose memory must stay until `finish`.
 
         Raises:
-            CorruptCheckpointError: what is there can be no chunk.
+            CorruptCheckpointError: what is there cannot be a chunk.
             StorageError: this process was forked from one that had used TensorStore.
             ValueError: the checkpoint was closed.
         """
         self.check_open()
+        if self.is_plain_file(chunk):
+            return PendingRead(chunk, into, partial(self._fill, chunk, into), under_way=False)
         if chunk.array.place is not None:
             place = self.integrity.places.place(chunk.array, chunk.number)
             part = slice(place.offset, place.offset + chunk.nbytes)
             value = self.store.read(place.pack, byte_range=part)
             return PendingRead(chunk, into, partial(_take_value, value, into, self.root))
-        if self.is_plain_file(chunk):
-            return PendingRead(chunk, into, partial(self._fill, chunk, into), under_way=False)
         self._check_file(chunk)
         if into.nbytes <= SMALL_BYTES and self._is_object(chunk):
             value = self.store.read(chunk.array.key(chunk.box.offsets))
@@ -169,7 +171,7 @@ class ChunkSource:
         self.verify(pending.chunk, digest)
 
     def translated(self, chunk: Chunk, error: Exception) -> XckptError:
-        """What a failure of TensorStore says of a chunk."""
+        """What a failure of TensorStore says about a chunk."""
         reason = _damage(error)
         if reason:
             return self.damage(chunk, reason)
@@ -181,15 +183,13 @@ class ChunkSource:
 
     def is_plain_file(self, chunk: Chunk) -> bool:
         """Whether a local file holds a chunk's elements as they are, one behind another."""
-        return (
-            chunk.array.place is None
-            and self.root.driver == "file"
-            and are_plain(self.manifest.codecs)
-            and is_leading(chunk.box.sizes, chunk.array.chunk)
-        )
+        if self.root.driver != "file":
+            return False
+        leading = is_leading(chunk.box.sizes, chunk.array.chunk)
+        return chunk.array.place is not None or (leading and are_plain(self.manifest.codecs))
 
     def slabs(self, chunk: Chunk) -> Generator[tuple[Box, NDArray[np.generic]]]:
-        """Read a chunk of which `is_plain_file` holds, some rows at a time.
+        """Read a chunk for which `is_plain_file` is true, some rows at a time.
 
         Yields:
             The box of each slab, counted from the chunk's first element, and its elements, which
@@ -202,20 +202,20 @@ class ChunkSource:
         sizes, dtype, leaf = chunk.box.sizes, chunk.dtype, chunk.array.leaf
         self.check_open()
         memory = allocate((slab_elements(sizes, dtype.itemsize),), dtype, leaf)
-        with self.file_errors(chunk), contextlib.closing(_open_file(self.root, chunk)) as file:
+        with self.file_errors(chunk), contextlib.closing(_open_file(self, chunk)) as file:
             yield from file.slabs(sizes, memory)
             digest = file.digest()
         self.verify(chunk, digest)
 
     def _fill(self, chunk: Chunk, into: NDArray[np.generic]) -> bytes:
         """Read a chunk from its file; its digest."""
-        with contextlib.closing(_open_file(self.root, chunk)) as file:
+        with contextlib.closing(_open_file(self, chunk)) as file:
             file.fill(into)
             return file.digest()
 
     @contextlib.contextmanager
     def file_errors(self, chunk: Chunk) -> Iterator[None]:
-        """Say of which chunk a file is that is damaged or cannot be read."""
+        """Name the chunk in the error about a file that is damaged or cannot be read."""
         try:
             with storage_errors(self._place(chunk)):
                 yield
@@ -246,7 +246,7 @@ class ChunkSource:
         return CorruptCheckpointError(line, [problem])
 
     def check_open(self) -> None:
-        """Raise an error if nothing may be read: the checkpoint is closed, or this is a fork."""
+        """Raise an error if the checkpoint is closed, or this process is a fork."""
         check_process()
         if self.closed:
             raise ValueError(f"{self.home} is closed; open it again")
@@ -294,9 +294,19 @@ def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> ND
         ) from error
 
 
-def _open_file(root: Location, chunk: Chunk) -> PlainFile:
-    """The local file of a chunk, or of its shard, open at the chunk."""
-    path = f"{root.path}/{chunk.array.key(chunk.box.offsets)}"
+def open_range(root: Location, key: str, start: int, stop: int) -> PlainFile:
+    """A local file of several chunks, open at byte ``start`` and at least ``stop`` long."""
+    file = PlainFile(f"{root.path}/{key}", stop, LONGEST_FILE)
+    file.go_to(start)
+    return file
+
+
+def _open_file(source: ChunkSource, chunk: Chunk) -> PlainFile:
+    """The local file of a chunk, or of its pack or shard, open at the chunk."""
+    if chunk.array.place is not None:
+        pack, offset = source.integrity.places.place(chunk.array, chunk.number)
+        return open_range(source.root, pack, offset, offset + chunk.nbytes)
+    path = f"{source.root.path}/{chunk.array.key(chunk.box.offsets)}"
     if chunk.array.shard is None:
         return PlainFile(path, stored_bytes(chunk.array))
     from xckpt.storage.chunks.shards.files import open_in_shard
@@ -305,7 +315,7 @@ def _open_file(root: Location, chunk: Chunk) -> PlainFile:
 
 
 def _take_write(write: ts.WriteFutures, into: NDArray[np.generic], where: Location) -> bytes:
-    """Wait until TensorStore has filled a chunk's memory; the digest of that."""
+    """Wait until TensorStore has filled a chunk's memory; returns its digest."""
     answer(write, where)
     return digest_array(into)
 
@@ -313,7 +323,7 @@ def _take_write(write: ts.WriteFutures, into: NDArray[np.generic], where: Locati
 def _take_value(
     value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic], where: Location
 ) -> bytes:
-    """Wait for an object's value and copy it into a chunk's memory, if it is as long as that."""
+    """Wait for an object's value and copy it into a chunk's memory, if the lengths agree."""
     read = answer(value, where)
     if read.state == "missing":
         raise ValueError("NOT_FOUND")

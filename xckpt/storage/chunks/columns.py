@@ -1,13 +1,14 @@
-"""Orders and reports in columns, for groups of many ranks: what a rank knows is not said again.
+"""Orders and reports in columns, for groups of many ranks: what a rank knows already is not sent.
 
 1. Orders name the arrays of a rank's leaves. The rank has the leaf table of its share, so for an
-   array that is all of a leaf it is enough to say which of few grids it has (`brief`, `received`).
-2. A report says by `draft_name` which draft of the manifest numbers its chunks.
+   array that is all of a leaf, the number of its grid is enough (`brief`, `received`).
+2. A report names the draft of the manifest that numbers its chunks, by `draft_name`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.decode import encode_body
-from xckpt.core.manifest.entries import Manifest
-from xckpt.core.plan.items import BriefData, LeafTable, SavePlan, WriteItems
+from xckpt.core.manifest.codec import to_metadata
+from xckpt.core.manifest.decode import Entry, encode_body
+from xckpt.core.manifest.entries import Manifest, ValueEntry
+from xckpt.core.metadata import BytesStorageMetadata, Metadata
+from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
+from xckpt.core.storage import BriefData
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.orders import BaseOrders, WriteOrders
@@ -41,7 +45,7 @@ class BriefOrders(msgspec.Struct, array_like=True, frozen=True):
     firsts: bytes
     """The number of the first digest of each such array, int64; empty if they follow each other."""
     others: tuple[ZarrArray, ...]
-    """The arrays that are no whole leaves."""
+    """The arrays that are not a whole leaf."""
     draft: bytes
     base: BaseOrders | None
     pack_bytes: int
@@ -51,7 +55,7 @@ prepare_structs(BriefOrders)
 
 
 def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
-    """Orders for a rank that knows the table of its leaves: of other leaves they say nothing."""
+    """Orders for a rank that knows the table of its leaves; other leaves are left out."""
     whole: dict[str, ZarrArray] = {}
     others: list[ZarrArray] = []
     for array in orders.arrays:
@@ -90,7 +94,7 @@ def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
 def own_orders(
     plan: SavePlan, planned: Manifest, target: Location, codecs: tuple[str, ...]
 ) -> BriefData:
-    """The orders for the share of a rank that knows the whole plan, but for the place."""
+    """The orders for the share of a rank that knows the whole plan, without the place."""
     name = draft_name(planned)
     orders = WriteOrders(target, codecs, (), draft=name, pack_bytes=planned.pack_bytes)
     (own,) = orders_for([plan], orders, planned, None)
@@ -98,8 +102,24 @@ def own_orders(
     return BriefData(brief(msgspec.convert(own, WriteOrders), table), table)
 
 
+def expected_metadata(planned: Manifest, metadata: Metadata) -> Metadata:
+    """The metadata that the manifest will have, without values and the caller's own metadata.
+
+    Args:
+        planned: the manifest without the values.
+        metadata: the plan's.
+    """
+    tensors = {leaf.name: leaf for leaf in planned.leaves}
+    entries: dict[str, Entry] = {}
+    for name, leaf in metadata.state_dict_metadata.items():
+        is_value = isinstance(leaf, BytesStorageMetadata)
+        entries[name] = ValueEntry(name, leaf.kind, "") if is_value else tensors[name]
+    said = to_metadata(planned, entries)
+    return replace(said, containers=dict(metadata.containers))
+
+
 def _base_of(orders: WriteOrders, received: Sequence[ZarrArray]) -> BaseOrders | None:
-    """What orders say of a base, array by array as they are received."""
+    """What orders say about a base, array by array as they are received."""
     base = orders.base
     if base is None:
         return None
@@ -112,14 +132,14 @@ def _base_of(orders: WriteOrders, received: Sequence[ZarrArray]) -> BaseOrders |
 
 
 def parts(content: object) -> tuple[BriefOrders, list[SomePieces]]:
-    """What orders consist of that were made brief, with pieces (`RankOrders`) or without."""
+    """The parts of brief orders, with pieces (`RankOrders`) or without."""
     if isinstance(content, list) and len(pair := cast("list[object]", content)) == 2:
         return msgspec.convert(pair[0], BriefOrders), msgspec.convert(pair[1], list[SomePieces])
     return msgspec.convert(content, BriefOrders), []
 
 
 def received(data: BriefData) -> WriteOrders:
-    """The orders that were made `brief`."""
+    """The full orders again; the inverse of `brief`."""
     brief, some = parts(data.content)
     table = data.table
     if data.place is not None:
@@ -147,12 +167,12 @@ def _column(numbers: Iterable[int]) -> NDArray[np.int64]:
 
 
 def _following(arrays: Sequence[ZarrArray]) -> NDArray[np.int64]:
-    """The number of the first chunk of each array, if these are all arrays that there are."""
+    """The number of each array's first chunk, if there are no other arrays."""
     counts = _column(array.count for array in arrays)
     return np.cumsum(counts) - counts
 
 
 def draft_name(draft: Manifest) -> bytes:
-    """What tells a draft from that of another plan."""
+    """A name of a draft, different for each plan."""
     plan = msgspec.structs.replace(draft, user=None, planner=None)
     return digest_bytes(encode_body(plan))

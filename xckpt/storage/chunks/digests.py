@@ -1,4 +1,4 @@
-"""The digests of a checkpoint's chunks, as much of their file in memory as is needed.
+"""The digests of a checkpoint's chunks; only the parts of their file that are needed are in memory.
 
 The file of places (`xckpt.storage.packs.places`) is read in the same way.
 
@@ -6,9 +6,9 @@ A manifest of a few bytes can claim billions of chunks, each with a digest.
 
 1. A file of up to `FEW_BYTES` is read and checked as a whole.
 2. Of a longer one, `Digests.prepare` asks for the digests of the arrays that are about to be read,
-   what lies together in one request, where an array has no more than `BLOCK`; of a larger array,
-   `Digests.of` fetches blocks when their first chunk comes, and keeps the last ones.
-3. Nothing waits for them before `Digests.of`, so that chunks are on their way meanwhile.
+   neighbours in one request, if an array has no more than `BLOCK`. For a larger array, `Digests.of`
+   fetches blocks when their first chunk comes, and keeps the last ones.
+3. Nothing waits for them before `Digests.of`, so chunks are requested meanwhile.
 4. `Digests.problem` hashes the whole file, range by range.
 """
 
@@ -38,16 +38,16 @@ FEW_BYTES = 1 << 20
 """A digest file up to this size (bytes) is read and checked as a whole."""
 
 BLOCK = 1 << 16
-"""Digests that are fetched at a time, of an array that has more: 1 MiB."""
+"""Digests that are fetched at a time if an array has more: 1 MiB."""
 
 KEPT_BLOCKS = 16
-"""How many of these are in memory."""
+"""Blocks that are kept in memory."""
 
 RANGE_BYTES = 1 << 23
-"""What is asked for at a time, of a file of which more is wanted."""
+"""Bytes of one request, if more of the file is wanted."""
 
 GAP_BYTES = 1 << 16
-"""What is read in vain rather than asked for in two requests."""
+"""Gap that is read along rather than making two requests, bytes."""
 
 _Read: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
 
@@ -57,10 +57,10 @@ class _Range:
     """A part of the file that was asked for."""
 
     stop: int
-    """The number of the digest behind its last."""
+    """One past the number of its last digest."""
     asked: _Read
     content: bytes | None = None
-    """None until it is wanted; empty if the file is too short for it."""
+    """None until it is waited for; empty if the file is too short for it."""
 
 
 @dataclass(slots=True)
@@ -77,12 +77,12 @@ class Digests:
     """The file's."""
     _whole: bytes = b""
     _asked_whole: _Read | None = None
-    """The whole file, where it is on its way."""
+    """The whole file, if it was requested."""
     _starts: list[int] = field(default_factory=list[int])
     """The numbers of the first digests of the ranges that were asked for, in order."""
     _ranges: list[_Range] = field(default_factory=list[_Range])
     _last: OrderedDict[int, bytes] = field(default_factory=OrderedDict[int, bytes])
-    """The blocks that were used last, of arrays for which no range was asked."""
+    """The blocks that were used last, of arrays without a requested range."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -105,7 +105,7 @@ class Digests:
         return array.first
 
     def require(self) -> None:
-        """Refuse a manifest that has many more chunks than digests, before they are enumerated.
+        """Refuse a manifest with many more chunks than digests, before the chunks are enumerated.
 
         Raises:
             CorruptCheckpointError: the digest file is missing or too short.
@@ -123,7 +123,7 @@ class Digests:
         self.prepare_ranges(*np.array(pairs, np.int64).reshape(-1, 2).T)
 
     def prepare_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Ask for the digests of arrays, by their first digests and how many they are; `prepare`.
+        """Ask for the digests of arrays, by their first digests and counts; see `prepare`.
 
         Raises:
             CorruptCheckpointError: a local file was altered.
@@ -179,9 +179,8 @@ class Digests:
             return self._last[first]
 
     def _kept(self, first: int, count: int) -> bytes | None:
-        """Some digests, if they were asked for and are there.
-
-        The file may be too short for others of the request alone.
+        """Some digests, if they were requested and the file has them. The file may be too short
+        only for other digests of the request.
         """
         if self.few:
             start = self.before + first * DIGEST_BYTES
@@ -197,7 +196,7 @@ class Digests:
         return found if len(found) == count * DIGEST_BYTES else None
 
     def _content(self, part: _Range) -> bytes:
-        """What is there of a range that was asked for; the lock is held."""
+        """The content of a requested range; the lock is held."""
         if part.content is None:
             part.content = _content(part.asked, self.root, self.key)
         return part.content
@@ -220,7 +219,7 @@ class Digests:
         return open_store(self.root).read(self.key, byte_range=where)
 
     def _answered(self, asked: _Read, count: int, what: str) -> bytes:
-        """A range of the digest file, which must have ``count`` digests in it."""
+        """The content of a range of the digest file, which must have ``count`` digests."""
         digests = _content(asked, self.root, self.key)
         if len(digests) != count * DIGEST_BYTES:
             raise CorruptCheckpointError(
@@ -229,7 +228,7 @@ class Digests:
         return digests
 
     def check(self) -> None:
-        """Refuse a manifest that lies among files of another checkpoint; a long file is not read.
+        """Refuse a manifest beside the digest file of another checkpoint; a long file is not read.
 
         Raises:
             CorruptCheckpointError: the digest file is not the manifest's.
@@ -270,7 +269,7 @@ def _ask_ranges(digests: Digests, firsts: NDArray[np.int64], counts: NDArray[np.
         new = firsts + counts > np.array([-1, *(each.stop for each in ranges)])[at]
         for each in runs(firsts[new], counts[new], gap=gap, most=most):
             asked = digests._ask(each.start, each.stop - each.start)
-            # Such a range ends with arrays that are new: it holds others as a whole or not.
+            # Such a range ends with new arrays: it holds any other array entirely or not at all.
             low, high = bisect_left(starts, each.start), each.stop
             within = slice(low, bisect_left(starts, high, low))
             starts[within], ranges[within] = [each.start], [_Range(high, asked)]
@@ -279,7 +278,7 @@ def _ask_ranges(digests: Digests, firsts: NDArray[np.int64], counts: NDArray[np.
 def many(
     digests: Digests, numbers: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Many digests at once, (n, 16), and which of them are there; `Digests.of` gives the others.
+    """Many digests at once, (n, 16), and a mask of those found; `Digests.of` gives the others.
 
     Args:
         digests: of arrays that are prepared.
@@ -303,7 +302,7 @@ def many(
 
 
 def _take(rows: NDArray[np.uint8], content: bytes, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The rows, with the digests of a part of the file where it has them."""
+    """The rows, filled with the digests that a part of the file has."""
     count = len(content) // DIGEST_BYTES
     stored = np.frombuffer(content, np.uint8, count * DIGEST_BYTES).reshape(-1, DIGEST_BYTES)
     there = numbers < count
@@ -323,7 +322,7 @@ def _content(asked: _Read, root: Location, key: str) -> bytes:
 
 
 def _long_problem(digests: Digests) -> str:
-    """What is wrong with a file that is not kept."""
+    """What is wrong with a file that is too long to keep."""
     hashed, key, size = xxhash.xxh3_128(), digests.key, digests.nbytes
     store = open_store(digests.root)
     for start in range(0, size, RANGE_BYTES):

@@ -1,6 +1,5 @@
-"""What a local file must be before TensorStore reads it.
-
-A checkpoint's folder may hold anything under the names that a manifest implies.
+"""Checks of a local file before TensorStore reads it. A checkpoint's folder may hold anything under
+the names that a manifest implies.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from xckpt.storage.location import Location
 
 
 def file_problem(location: Location, key: str, most: int) -> str:
-    """Why a local file must not be read: it is no plain file, or longer than ``most`` bytes.
+    """Why a local file must not be read: it is not a plain file, or longer than ``most`` bytes.
 
     TensorStore reads a file as a whole: a huge one would end the process, a pipe would hang it.
     Empty if nothing is wrong, if the file is missing, and for other stores.
@@ -31,9 +30,8 @@ def file_problem(location: Location, key: str, most: int) -> str:
 
 
 def file_content(path: str, most: int) -> bytes | None:
-    """The content of a plain file up to ``most`` bytes long, or too much of it; None if missing.
-
-    Empty of what is no plain file.
+    """The content of a plain file up to ``most`` bytes long, or more of it; None if missing. Empty
+    if it is not a plain file.
 
     Raises:
         OSError: it cannot be read.
@@ -41,7 +39,7 @@ def file_content(path: str, most: int) -> bytes | None:
     try:
         # Opening a pipe would wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -51,7 +49,7 @@ def file_content(path: str, most: int) -> bytes | None:
 
 
 def file_bytes(path: Path) -> int:
-    """The length of a plain file; 0 of what is none, and where nothing is."""
+    """The length of a plain file; 0 if there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -60,9 +58,9 @@ def file_bytes(path: Path) -> int:
 
 
 def status_problem(status: os.stat_result, most: int) -> str:
-    """Why a file of this status must not be read; as of `file_problem`."""
+    """Why a file of this status must not be read; see `file_problem`."""
     if not stat.S_ISREG(status.st_mode):
-        return "no plain file"
+        return "not a plain file"
     if status.st_size > most:
         return f"{status.st_size:,} bytes long, where at most {most:,} are expected"
     return ""
@@ -71,7 +69,7 @@ def status_problem(status: os.stat_result, most: int) -> str:
 def most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
     """The most bytes of an object of an array: chunks, checksums, a shard's index.
 
-    TensorStore does not mind what follows a chunk with a checksum.
+    TensorStore ignores what follows a chunk with a checksum.
     """
     unit = array.shard or array.chunk
     chunks = prod(unit) // prod(array.chunk)

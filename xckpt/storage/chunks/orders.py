@@ -1,21 +1,28 @@
-"""What the coordinator and a rank say to each other about chunks to be written.
+"""The messages between the coordinator and a rank about chunks to be written.
 
 A report has columns, not an object for each array: a chunk of a tensor is numbered as in the draft
-of the manifest, where the first of each array is known from the orders (`ZarrArray.first`).
+of the manifest, where the first of each array is known from the orders (`ZarrArray.first`). For a
+value it has the entry (`value_entry`): its text, or an array of bytes.
 """
 
 from __future__ import annotations
 
+import io
 from dataclasses import fields
 
 import msgspec
 
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry
-from xckpt.core.plan.items import LeafTable
+from xckpt.core.plan.items import LeafTable, WriteItem
 from xckpt.core.struct_types import prepare_structs
+from xckpt.core.values import ValueText
+from xckpt.errors import PlanError
 from xckpt.storage.budget import Access
 from xckpt.storage.location import Location
+
+SPELLED_OUT_BYTES = 4096
+"""Values up to this long (bytes) stand in the manifest as text; longer ones are arrays."""
 
 
 class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
@@ -26,9 +33,10 @@ class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
     root: str
     """Its root group, relative to that."""
     manifest: tuple[int, int, int]
-    """What tells its manifest from that of another save to the same path."""
+    """An identity of its manifest, different for each save to the same path."""
     firsts: tuple[int, ...]
-    """For each array of the orders the number of its first digest there; -1 if it has no equal."""
+    """For each array of the orders the number of its first digest there; -1 if the base lacks
+    it."""
     places: tuple[int, ...] = ()
     """For each array of the orders the number of its first place there; -1 if it is not packed."""
     packs: int = 0
@@ -49,9 +57,10 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
     base: BaseOrders | None = None
     """What unchanged chunks are shared with."""
     draft: bytes = b""
-    """In a group of several ranks, what tells the draft of the manifest that numbers the chunks."""
+    """In a group of several ranks, the name of the draft of the manifest that numbers the
+    chunks."""
     pack_bytes: int = 0
-    """Arrays with chunks of up to so many bytes lie in packs."""
+    """Arrays with chunks of up to this many bytes lie in packs."""
 
     def brief(self, table: LeafTable) -> object:
         """The orders for a rank that knows its leaves."""
@@ -60,10 +69,10 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
         return brief(self, table)
 
     def place(self) -> dict[str, object]:
-        """Where the save is staged, as a `Location`: the fields that are not so by default."""
+        """Where the save is staged, as a `Location`: the fields that differ from the defaults."""
         access = self.location.access
         place = _unlike(self.location, Location("", ""))
-        # When this process last heard of the storage says nothing to the others.
+        # The time of the storage's last answer means nothing to other processes.
         more = _unlike(access, Access(heard=access.heard))
         return {**place, "access": more} if more else place
 
@@ -94,11 +103,11 @@ class Written(msgspec.Struct, array_like=True):
     long_values: list[WrittenValue]
     values: dict[str, ValueEntry | BytesEntry]
     shared: int = 0
-    """Bytes of elements that were not written, for they are shared with the base."""
+    """Bytes of elements that were not written because they are shared with the base."""
     unshared: str = ""
-    """Why equal chunks were written all the same, if any were."""
+    """Why equal chunks were written nevertheless, if any were."""
     draft: bytes = b""
-    """See `WriteOrders`: that of the numbers below."""
+    """The draft of the numbers below; see `WriteOrders`."""
     chunks: bytes = b""
     """The chunks of tensors: their numbers in the draft, int64."""
     digests: bytes = b""
@@ -110,3 +119,21 @@ class Written(msgspec.Struct, array_like=True):
 
 
 prepare_structs(WriteOrders, Written)
+
+
+def value_entry(
+    item: WriteItem, data: object, chunk_bytes: int
+) -> tuple[ValueEntry | BytesEntry, bytes]:
+    """A value's entry and content: its text, or an array of bytes if long or opaque.
+
+    Raises:
+        PlanError: the planner has resolved it to something other than a BytesIO.
+    """
+    name = item.index.fqn
+    if not isinstance(data, io.BytesIO):
+        what = type(data).__name__
+        raise PlanError(f"{name}: resolve_data must return a BytesIO, not {what}")
+    content, kind = data.getvalue(), data.kind if isinstance(data, ValueText) else item.kind
+    if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
+        return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
+    return BytesEntry(name, kind, len(content), max(1, min(len(content), chunk_bytes))), content

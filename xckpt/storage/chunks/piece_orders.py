@@ -1,10 +1,10 @@
 """Orders for pieces, of all ranks together, in columns.
 
-1. `orders_in_columns` collects the boxes that ranks write of leaves in pieces, once for all leaves
+1. `orders_in_columns` collects the boxes that ranks write of leaves in pieces: once for all leaves
    of a rank that are cut alike and of which it writes the same boxes.
 2. One search for each cut finds the pieces that they lie in (`intersect`).
-3. A rank's orders have its pieces once for such leaves (`SomePieces`), and what all ranks have in
-   common is encoded once (`RankOrders`). The rank makes arrays of them (`expanded`).
+3. A rank's orders have its pieces once for such leaves (`SomePieces`), and what all ranks share is
+   encoded once (`RankOrders`). The rank makes arrays of them (`expanded`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ prepare_structs(SomePieces)
 
 @dataclass(slots=True, eq=False)
 class RankOrders:
-    """Orders of a rank of several, of leaves in pieces too."""
+    """Orders of one of several ranks, leaves in pieces included."""
 
     common: WriteOrders
-    """Those of all ranks, with the arrays that are no pieces."""
+    """The orders of all ranks, with the arrays that are not pieces."""
     pieces: tuple[SomePieces, ...]
     known: dict[int, tuple[LeafTable, msgspec.Raw]] = field(repr=False)
-    """What is common, in the words of each leaf table; all ranks' is the same."""
+    """The common part, encoded for each leaf table; the same for all ranks."""
 
     def brief(self, table: LeafTable) -> object:
         """The orders for a rank that knows its leaves."""
@@ -63,8 +63,8 @@ class RankOrders:
         """Where the save is staged; see `WriteOrders`."""
         return self.common.place()
 
-    def spelled(self, table: LeafTable) -> WriteOrders:
-        """The orders with each piece as an array, for a rank to which they go in no columns."""
+    def as_arrays(self, table: LeafTable) -> WriteOrders:
+        """The orders with each piece as an array, for a rank that gets no columns."""
         if not self.pieces:
             return self.common
         arrays = (*self.common.arrays, *expanded(self.pieces, table))
@@ -85,7 +85,7 @@ class _Wanted:
     boxes: list[Boxes] = field(default_factory=list[Boxes])
 
     def found(self) -> Iterator[tuple[int, SomePieces]]:
-        """The pieces that each has to know, by its rank."""
+        """The pieces that each rank needs to know, by rank."""
         count = len(self.pieces)
         owner, number, _ = intersect(Boxes.concatenated(self.boxes), self.pieces.grid.arrays)
         owner = np.repeat(np.arange(len(self.boxes)), list(map(len, self.boxes)))[owner]
@@ -182,4 +182,4 @@ def _column(content: bytes) -> Int64s:
 def with_pieces(plan: SavePlan, orders: WriteOrders, cuts: Cuts) -> WriteOrders:
     """Orders with the pieces that a plan's items lie in, as arrays."""
     (own,) = orders_in_columns([plan], orders, cuts)
-    return own.spelled(WriteItems.of(plan.items).table)
+    return own.as_arrays(WriteItems.of(plan.items).table)

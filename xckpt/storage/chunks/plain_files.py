@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
@@ -33,6 +34,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.transpose import copy_bits
+from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import plain_bools
 from xckpt.storage.chunks.file_checks import status_problem
@@ -85,7 +87,7 @@ class PlainFile:
     def __init__(self, path: str, nbytes: int, most: int = 0) -> None:
         try:
             self._file = OpenFile(path)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise CorruptCheckpointError("the chunk is missing") from error
         status = os.fstat(self._file.descriptor)
         problem = status_problem(status, max(nbytes, most))
@@ -115,12 +117,12 @@ class PlainFile:
             CorruptCheckpointError: the file ends before.
             OSError: it cannot be read.
         """
-        content = into.reshape(-1).view(np.uint8)
+        content = into.reshape(-1).view(np.uint8).data
         for start in range(0, len(content), SLAB_BYTES):
             slab = content[start : start + SLAB_BYTES]
             self._file.read_into(self._position, slab)
             self._position += len(slab)
-            self._hash.update(slab.data)
+            self._hash.update(slab)
 
     def slabs(
         self, sizes: Shape, memory: NDArray[np.generic]
@@ -173,8 +175,8 @@ def write_plain(
 
     def slabs() -> Iterator[memoryview]:
         for slab in contents(data):
-            digest.update(slab.data)
-            yield slab.data
+            digest.update(slab)
+            yield slab
 
     write_file(path, slabs(), nbytes, within=within, synced=synced)
     return digest.digest()
@@ -230,7 +232,12 @@ def write_file(
 
 def sync(descriptor: int) -> None:
     """Make a file's content durable."""
+    if WORK.get().is_heard:
+        from xckpt.storage.commit.batch import flush  # a save by one process has no need of it
+
+        flush(descriptor)
     os.fsync(descriptor)
+    WORK.get().moved = time.monotonic()
 
 
 def new_file(path: str, within: str) -> int:
@@ -269,29 +276,28 @@ def write_at(descriptor: int, part: bytes | memoryview, position: int) -> int:
         OSError: they cannot be written.
     """
     end = position + len(part)
-    while position < end:
-        # The kernel moves at most 2 GiB a call.
+    while position < end:  # the kernel moves at most 2 GiB a call
         position += os.pwrite(descriptor, part[position - end :], position)
+        WORK.get().moved = time.monotonic()
     return position
 
 
 def contents(
     data: NDArray[np.generic], memory: NDArray[np.generic] | None = None
-) -> Iterator[NDArray[np.uint8]]:
+) -> Iterator[memoryview]:
     """The bytes of elements in C order, slab by slab; each stays until the next.
 
     ``memory`` may be that of a slab, for elements of other orders; see `slab_elements`.
     """
-    if data.flags.c_contiguous:
-        content = data.reshape(-1)
-        step = max(1, SLAB_BYTES // data.itemsize)
-        slabs = (content[start : start + step] for start in range(0, len(content), step))
-    else:
-        if memory is None:
-            memory = np.empty(slab_elements(data.shape, data.itemsize), data.dtype)
-        slabs = _in_c_order(data, memory)
-    for slab in slabs:
-        yield plain_bools(slab).view(np.uint8)
+    if data.flags.c_contiguous and data.dtype != np.bool_:
+        content = data.reshape(-1).view(np.uint8).data
+        for start in range(0, len(content), SLAB_BYTES):
+            yield content[start : start + SLAB_BYTES]
+        return
+    if memory is None:
+        memory = np.empty(slab_elements(data.shape, data.itemsize), data.dtype)
+    for slab in _in_c_order(data, memory):
+        yield plain_bools(slab).view(np.uint8).data
 
 
 def _in_c_order(

@@ -1,23 +1,27 @@
-"""Chunks that lie in one object with others: a range of it with several is read in one request.
+"""Chunks that share an object: a range of it with several chunks is read in one request.
 
-1. `RangeReads.begin` asks for a range, within the budget of a window; a thread waits for it.
+1. `RangeReads.begin` asks for a range, within the budget of a window; a thread waits for it. The
+   thread itself reads a range of a local file, into memory that the next range uses again.
 2. `RangeReads.take` verifies each chunk of the range, and hands its elements over.
-3. Where the range is not what was expected, each chunk is read on its own: some may be whole, and
-   an error names the chunk.
+3. If the range is not as expected, each chunk is read on its own: some may be whole, and an error
+   names the chunk.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
 import tensorstore as ts
+from numpy.typing import NDArray
 
 from xckpt.core.manifest.packs import PackRange
 from xckpt.errors import CorruptCheckpointError, XckptError
-from xckpt.storage.chunks.chunk import allocate
+from xckpt.storage.chunks.chunk import allocate, open_range
 from xckpt.storage.chunks.requests import Chunk, ChunkRequest
 from xckpt.storage.location import answer
 
@@ -25,10 +29,10 @@ if TYPE_CHECKING:
     from xckpt.storage.chunks.window import ChunkWindow
 
 RANGE_BYTES = 1 << 22
-"""What is read of a pack at a time."""
+"""Bytes that are read of a pack at a time."""
 
 GAP_BYTES = 1 << 16
-"""What is read in vain rather than asked for in two requests."""
+"""Gap that is read along rather than making two requests, bytes."""
 
 Members = TypeVar("Members")
 """The chunks of a range."""
@@ -43,37 +47,48 @@ class RangeReads(abc.ABC, Generic[Members]):
 
     def __init__(self, window: ChunkWindow) -> None:
         self.window = window
+        self._free: list[NDArray[np.uint8]] = []
+        """Memory of ranges, used again: the process would keep it even if it were freed after
+        each."""
 
     @abc.abstractmethod
     def first(self, members: Members) -> Chunk:
         """The first chunk of a range."""
 
     @abc.abstractmethod
-    def take(self, content: bytes, start: int, members: Members) -> None:
+    def take(self, content: bytes | memoryview, start: int, members: Members) -> None:
         """Verify the chunks of a range that was read from byte ``start`` on, and land them."""
 
     @abc.abstractmethod
     def read_alone(self, members: Members) -> None:
         """Read chunks one by one."""
 
-    def begin(
-        self, key: str, each: PackRange, members: Members, end: bytes = b"", least: int = 0
-    ) -> None:
+    def land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
+        """Hand a verified chunk over."""
+        self.window.land(request, data)
+
+    def refuse(self, error: XckptError) -> None:
+        """Take the error of a chunk."""
+        self.window.refuse(error)
+
+    def begin(self, key: str, each: PackRange, members: Members, end: bytes = b"") -> None:
         """Ask for a range of an object, and have a thread wait for it.
 
         Args:
             key: of the object.
             each: which bytes.
             members: the chunks that lie there.
-            end: what the range ends with.
-            least: bytes that it takes of the budget at least.
+            end: the expected end of the range, in a bucket.
         """
-        window, size = self.window, max(least, each.stop - each.start)
+        window, size = self.window, each.stop - each.start
         window.reserve(size)
         if window.pool.failed:
             return
-        asked = window.source.store.read(key, byte_range=slice(each.start, each.stop))
-        task = partial(self._read, asked, each.start, members, end)
+        if window.source.root.driver == "file":
+            task = partial(self._read_local, key, each, members)
+        else:
+            asked = window.source.store.read(key, byte_range=slice(each.start, each.stop))
+            task = partial(self._read, asked, each.start, members, end)
         if window.pool.single:
             try:
                 task()
@@ -89,13 +104,34 @@ class RangeReads(abc.ABC, Generic[Members]):
         try:
             content = self._content(asked, members)
             if not content.endswith(end):
-                raise CorruptCheckpointError("the range does not end as it has to")
+                raise CorruptCheckpointError("the range does not end as expected")
         except CorruptCheckpointError:
             self.read_alone(members)
         except XckptError as error:
-            self.window.refuse(error)
+            self.refuse(error)
         else:
             self.take(content, start, members)
+
+    def _read_local(self, key: str, each: PackRange, members: Members) -> None:
+        """Read a range of a local file, and hand over its chunks."""
+        source, chunk, size = self.window.source, self.first(members), each.stop - each.start
+        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
+        try:
+            source.check_open()
+            if len(memory) < size:
+                memory = allocate((size,), np.dtype(np.uint8), chunk.array.leaf).view(np.uint8)
+            with (
+                source.file_errors(chunk),
+                closing(open_range(source.root, key, *each[:2])) as file,
+            ):
+                file.fill(memory[:size])
+        except CorruptCheckpointError:
+            self.read_alone(members)
+        except XckptError as error:
+            self.refuse(error)
+        else:
+            self.take(memory[:size].data, each.start, members)
+        self._free.append(memory)
 
     def _content(self, asked: ts.Future[ts.KvStore.ReadResult], members: Members) -> bytes:
         """A range, unverified.
@@ -119,9 +155,9 @@ class RangeReads(abc.ABC, Generic[Members]):
         try:
             data = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
             self.window.source.read(chunk, data)
-            self.window.land(request, data)
+            self.land(request, data)
         except XckptError as error:
-            self.window.refuse(error)
+            self.refuse(error)
 
 
 def read_together(window: ChunkWindow, requests: Sequence[ChunkRequest]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 
@@ -31,14 +30,14 @@ from xckpt.core.plan.reads.items import ReadItems
 from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
-from xckpt.storage.array import SMALL_BYTES, digest_bytes
+from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.requests import UNPACKED, ChunkRequest, ChunkRequests
 from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.host.exchange import Exchange
+from xckpt.storage.host.shared_chunks import SharedChunks
 from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT, RequestedDocument
-from xckpt.storage.location import storage_errors
 
 IN_FLIGHT = 4
 """Chunks that `read_box` has in flight."""
@@ -49,11 +48,13 @@ def requests_of(source: ChunkSource, items: ReadItems) -> ChunkRequests:
     stored = source.arrays
     requests = ChunkRequests(source.memory_bytes, source.host_ranks, stored)
     is_one = (stored.nbytes > 0).tolist()
-    for name, row in zip(items.names, items.rows, strict=True):
+    rows = zip(items.names, items.rows, strict=True)
+    whole = iter(stored.numbers_of([name for name, row in rows if not isinstance(row, ReadItem)]))
+    for row in items.rows:
         if isinstance(row, ReadItem):
             array = source.arrays[row.storage_index.fqn][row.storage_index.index or 0]
             requests.add(array, Box(row.storage_offsets, row.lengths))
-        elif is_one[leaf := stored.numbers[name]]:
+        elif is_one[leaf := next(whole)]:
             requests.add_whole(leaf)
         else:
             (array,) = stored.at(leaf)
@@ -68,7 +69,7 @@ class Destination:
         planner: resolves the item's destination, and is called when all has landed.
         item: the read item.
         dtype: the element type of what is read.
-        missing: how much is to come, in the unit that `landed` counts.
+        missing: how much has not come yet, in the unit that `landed` counts.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class Destination:
     ) -> None:
         self.item = item
         self.is_scratch = False
-        """Whether the memory is copied to where it goes in the end; known once it is resolved."""
+        """Whether the memory is copied to its final place; known once it is resolved."""
         self._planner = planner
         self._dtype = dtype
         self._missing = Countdown(missing)
         self._resolved: object = None
-        """What the planner gave."""
+        """What the planner has returned."""
         self._memory: NDArray[np.generic] | None = None
         self._lock = threading.Lock()
 
@@ -98,22 +99,24 @@ class Destination:
             return self._memory
 
     def _resolve(self) -> NDArray[np.generic]:
-        item = self.item
+        item, adapters = self.item, self._planner.adapters
         self._resolved = self._planner.resolve_tensor(item)
-        memory = self._planner.adapters.writable_numpy(self._resolved)
+        memory, got = adapters.writable_numpy(self._resolved), ""
         self.is_scratch = memory is None
         if memory is None:
+            got = "" if adapters.is_leaf(self._resolved) else f"a {type(self._resolved).__name__}"
             memory = allocate(item.lengths, self._dtype, item.dest_index.fqn)
         usual = memory.dtype == self._dtype
         if memory.shape != tuple(item.lengths) or not (usual or dtype_name(memory.dtype)):
-            raise PlanError(
-                f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
-                f"{memory.dtype} of shape {memory.shape}"
-            )
+            got = f"{memory.dtype} of shape {memory.shape}"
+        got = got or ("" if memory.flags.writeable else "memory that cannot be written")
+        if got:
+            what = f"resolve_tensor must return {item.lengths} elements, got {got}"
+            raise PlanError(f"{item.dest_index.fqn}: {what}")
         return memory
 
     def landed(self, count: int = 1) -> bool:
-        """Count what has come; with the last of it the item is committed, and this is True."""
+        """Count what has come; the last of it commits the item and returns True."""
         if self._missing.land(count):
             return False
         memory, resolved = self._memory, self._resolved
@@ -126,7 +129,10 @@ class Destination:
 
 
 class _Destinations:
-    """The destinations of a load's items, each made when its first chunk comes."""
+    """The destinations of a load's items, each made when its first chunk comes.
+
+    None is made for an item that one chunk fills, if the planner leaves it to the leaf's target.
+    """
 
     def __init__(self, planner: LoadPlanner, items: ReadItems, requests: ChunkRequests) -> None:
         self._planner = planner
@@ -138,6 +144,10 @@ class _Destinations:
 
     def memory(self, number: int) -> NDArray[np.generic]:
         """The memory of a destination; see `Destination.memory`."""
+        if self._parts[number] == 1 and number not in self._made:
+            memory = self._of_target(number)
+            if memory is not None:
+                return memory
         with self._lock:
             made = self._made.get(number)
             if made is None:
@@ -145,75 +155,24 @@ class _Destinations:
                 made = self._made[number] = Destination(self._planner, *about)
         return made.memory()
 
+    def _of_target(self, number: int) -> NDArray[np.generic] | None:
+        """The memory of a leaf that one chunk fills; None if the planner must be asked."""
+        sizes = self._items.rows[number]
+        target = self._planner.whole_target(self._items.names[number])
+        if target is None or not isinstance(sizes, tuple):
+            return None
+        memory = self._planner.adapters.writable_numpy(target.buffer(0))
+        return memory if memory is not None and memory.shape == sizes else None
+
     def landed(self, number: int) -> None:
-        """One more chunk of a destination has come."""
-        if self._made[number].landed():
+        """Count one more chunk of a destination."""
+        made = self._made.get(number)
+        if made is None:
+            target = self._planner.whole_target(self._items.names[number])
+            assert target is not None
+            target.commit(0)
+        elif made.landed():
             del self._made[number]
-
-
-@dataclass(frozen=True, slots=True)
-class _SharedChunks:
-    """The chunks that go between ranks."""
-
-    source: ChunkSource
-    requests: ChunkRequests
-    window: ChunkWindow
-    exchange: Exchange
-    share: SharedReads
-
-    def start(self, budget: int) -> None:
-        """Begin to publish and to take, in threads."""
-        share, own = self.share, [self.requests[number] for number in self.share.own]
-        sizes = [self.requests[number].nbytes for number in (*share.own, *share.received)]
-        with storage_errors(self.source.home):
-            self.exchange.start(
-                share,
-                slot_bytes=max(sizes, default=0),
-                budget=budget,
-                take=self.take,
-                receive=self.receive,
-                on_failure=self.window.pool.fail,
-            )
-        for request in own:
-            self.window.pool.submit(partial(self.publish, request))
-
-    def publish(self, request: ChunkRequest) -> None:
-        """Read a chunk into shared memory, for this rank and for others."""
-        try:
-            slot, memory = self.exchange.slot(request.nbytes)
-            self.source.read(request.chunk, _elements(request, memory))
-            self._hand_over(request, slot, memory)
-        except BaseException as error:
-            self.exchange.fail(error)
-            raise
-
-    def receive(self, number: int, slot: int, memory: NDArray[np.uint8]) -> None:
-        """Verify a chunk that another host has sent, for this rank and for others."""
-        request, chunk = self.requests[number], self.requests[number].chunk
-        if digest_bytes(memory.data) != self.source.integrity.digests.of(chunk.array, chunk.number):
-            raise self.source.damage(chunk, "another host sent what was not saved")
-        self._hand_over(request, slot, memory)
-
-    def _hand_over(self, request: ChunkRequest, slot: int, memory: NDArray[np.uint8]) -> None:
-        """Publish what is in a slot, and take of it what this rank wants."""
-        number = request.chunk.array.first + request.chunk.number
-        takers, far = self.share.publish.get(number, ()), self.share.sends.get(number, ())
-        self.exchange.publish(number, slot, takers, far, len(memory))
-        self.window.deliver(request, _elements(request, memory))
-        self.window.landed(request)
-        self.exchange.release(slot)
-
-    def take(self, number: int, memory: NDArray[np.uint8]) -> None:
-        """Copy what is wanted out of a chunk that another rank has read and verified."""
-        request = self.requests.get(number)
-        if request is not None:
-            self.window.deliver(request, _elements(request, memory[: request.nbytes]))
-            self.window.landed(request)
-
-
-def _elements(request: ChunkRequest, memory: NDArray[np.uint8]) -> NDArray[np.generic]:
-    """The elements of a chunk that memory holds."""
-    return memory.view(request.chunk.dtype).reshape(request.chunk.box.sizes)
 
 
 def read_items(
@@ -227,7 +186,7 @@ def read_items(
 ) -> None:
     """Read the chunks of items; those that other ranks publish come through the exchange.
 
-    After a failure nothing is written any more, so that the targets can be loaded from elsewhere.
+    After a failure nothing more is written, so that the targets can be loaded from elsewhere.
 
     Raises:
         CorruptCheckpointError: a chunk or zarr.json is not what was saved.
@@ -236,7 +195,7 @@ def read_items(
     destinations = _Destinations(planner, items, requests)
     total = int(requests.nbytes.sum())
     elsewhere = share.elsewhere
-    # What is handed over lies in shared memory of as many bytes again.
+    # Chunks that are handed over take the same number of bytes again, in shared memory.
     hands_over = exchange is not None and bool(share.own or share.receives)
     budget = max(1, requests.budget // (1 + hands_over))
     with ChunkWindow(
@@ -248,7 +207,7 @@ def read_items(
         progress=ProgressCounter(total, options.progress),
     ) as window:
         if exchange is not None:
-            _SharedChunks(source, requests, window, exchange, share).start(budget)
+            SharedChunks(source, requests, window, exchange, share).start(budget)
         read_requests(window, requests, elsewhere)
     if exchange is not None:
         exchange.finish()
@@ -272,7 +231,7 @@ def read_requests(
     while large and pool.has_room(int(requests.held[large[0]])) and not pool.failed:
         request = requests.at(large.popleft())
         together += [] if window.submit_alone(request) else [request]
-    # Now that there is work to do with large chunks.
+    # Now that large chunks keep the storage busy.
     wanted, documents = requests.unpacked, list[RequestedDocument]()
     if window.source.root.driver == "file" and not pool.single:
         pool.submit(partial(integrity.check_documents, wanted))

@@ -9,7 +9,7 @@ are listed, and limited by the memory of the options: a manifest of a few bytes 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -24,17 +24,19 @@ from xckpt.errors import LeafTooLargeError
 from xckpt.storage.budget import share_of
 
 REQUEST_BYTES = 1 << 8
-"""Memory that a chunk takes which is to be read, without its elements: its row and its digest."""
+"""Memory of a requested chunk, without its elements: its row and its digest."""
 
 DESTINATION_BYTES = 1 << 10
-"""Memory that a destination takes, without its elements: the target, its name, what is stored."""
+"""Memory of a destination, without its elements: the target, its name, its stored metadata."""
 
 READ_BYTES = 1 << 14
-"""Memory of a chunk in flight, without its elements: few bytes are no reason for many reads."""
+"""Memory of a chunk in flight, without its elements: it limits the number of reads of very small
+chunks."""
 
 FEWEST_CHUNKS = 1 << 16
-"""So many can always be requested."""
-
+"""This many can always be requested."""
+FEWEST_BYTES = 1 << 26
+"""The list of chunks and destinations may always take this."""
 
 ENUMERATED = 1 << 16
 """Chunks of an array that are listed at a time."""
@@ -106,26 +108,36 @@ NO_LEAF = -1
 UNPACKED = -1
 """In place of a place: the chunk lies in no pack."""
 
+TOGETHER = 1024
+"""Additions of rows that are joined."""
+
 
 class _Rows:
     """Chunks of destinations, as they are added: a row for each."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._columns: list[tuple[Int64s, Int64s, Int64s, Int64s]] = []
+        self._few: list[Sequence[Int64s]] = []
+        self._columns: list[Sequence[Int64s]] = []
 
     def add(self, number: Int64s, nbytes: Int64s, place: Int64s, destination: Int64s) -> None:
         self.count += len(number)
-        self._columns.append((number, nbytes, place, destination))
+        self._few.append((number, nbytes, place, destination))
+        if len(self._few) >= TOGETHER:  # an array of one row takes four times the row
+            self._columns.append(_joined(self._few))
+            self._few = []
 
     def columns(self) -> list[Int64s]:
         """All rows, in the order of the chunks and of the destinations of each."""
-        empty = np.zeros(0, np.int64)
-        columns = [np.concatenate([empty, *each]) for each in zip(*self._columns, strict=True)]
-        columns = columns or [empty] * 4
+        columns = _joined([*self._columns, *self._few])
         order = np.argsort(columns[0], kind="stable")
-        self._columns = []
+        self._few, self._columns = [], []
         return [column[order] for column in columns]
+
+
+def _joined(parts: Sequence[Sequence[Int64s]]) -> list[Int64s]:
+    empty = np.zeros(0, np.int64)
+    return [np.concatenate([empty, *each]) for each in zip(*parts, strict=True)] or [empty] * 4
 
 
 class ChunkRequests(Mapping[int, ChunkRequest]):
@@ -155,7 +167,7 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
         self._memory_bytes, self._host_ranks, self._stored = memory_bytes, host_ranks, stored
         self._rows = _Rows()
         self._boxes: dict[int, tuple[ZarrArray, Box]] = {}
-        """What destinations want, but for those that want a leaf of one chunk."""
+        """What destinations want, except those that want a leaf of one chunk."""
         self._leaves: list[int] = []
         """For each destination the number of such a leaf; `NO_LEAF` for others."""
 
@@ -163,16 +175,17 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
         """Request a non-empty box of an array for the next destination.
 
         Raises:
-            LeafTooLargeError: so many chunks are within the box that the list of them has no room.
+            LeafTooLargeError: the list of the chunks in the box would not fit the memory.
         """
         one = array.shape == array.chunk or array.count == 1  # as most leaves are
         count = self._rows.count + (1 if one else count_met(box, array.chunk))
-        if count > max(FEWEST_CHUNKS, self._memory_bytes // REQUEST_BYTES):
+        taken = count * REQUEST_BYTES + len(self._leaves) * DESTINATION_BYTES
+        if taken > max(FEWEST_BYTES, self._memory_bytes):
             raise LeafTooLargeError(
                 f"{array.leaf or 'the root'}: {box} lies in chunks of {array.chunk}: the list of "
-                f"{count:,} chunks takes {readable_bytes(count * REQUEST_BYTES)}, more than "
-                f"memory_bytes ({readable_bytes(self._memory_bytes)}); raise "
-                "LoadOptions(memory_bytes=), or load less at a time"
+                f"{count:,} chunks takes {readable_bytes(taken)}, more than memory_bytes "
+                f"({readable_bytes(self._memory_bytes)}); raise LoadOptions(memory_bytes=), or "
+                "load less at a time"
             )
         destination = len(self._leaves)
         self._leaves.append(NO_LEAF)
@@ -291,13 +304,13 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
 
     @property
     def budget(self) -> int:
-        """What is over of this rank's share of the memory for the elements of chunks, bytes."""
+        """What is left of this rank's share of the memory for the elements of chunks, bytes."""
         taken = self._rows.count * REQUEST_BYTES + len(self._leaves) * DESTINATION_BYTES
         return share_of(self._memory_bytes, self._host_ranks, taken)
 
     @property
     def unpacked(self) -> Iterator[ZarrArray]:
-        """The arrays that are read and lie in no pack, each once."""
+        """The arrays that are read and are not packed, each once."""
         behind = 0
         for row in np.flatnonzero(self.places == UNPACKED).tolist():
             if self.numbers[row] >= behind:

@@ -3,16 +3,18 @@
 1. `ArraysByLeaf.holding` finds the zarr array that an item belongs to.
 2. `as_planned` checks the item's data, and `unit_boxes` cuts its box along the grid of the array,
    or of its shards.
-3. `digests` takes those of the chunks in a unit.
-4. `value_entry` says how a value is stored: in the manifest, or as an array of bytes, whose units
-   are `value_units`. `merged_values` are those of all ranks, as `merged_digests` are.
+3. `digests` takes the digests of the chunks in a unit.
+4. `value_units` are those of a long value's array of bytes; `merged_values` are the values of all
+   ranks.
+5. `merged_digests` puts the digests of all ranks into the manifest's order, those of many reports
+   at once: they are sorted, so that neighbours stay together.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -35,22 +37,21 @@ from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.manifest.rules import chunks_of, count_chunks
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
-from xckpt.core.values import ValueText
 from xckpt.errors import PlanError
 from xckpt.storage.array import DIGEST_BYTES, digest_array
-from xckpt.storage.chunks.miswritten import miswritten, spelled
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import are_plain, is_leading, is_plain
+from xckpt.storage.chunks.write_counts import write_count_error, writers_in_words
 
 Entry = TensorEntry | ValueEntry | BytesEntry
 
-SPELLED_OUT_BYTES = 4096
-"""Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
+TOGETHER = 64
+"""Reports whose digests are placed at once."""
 
 
 @dataclass(slots=True)
 class Unit:
-    """A part of an item that is written as one: a chunk, or a zarr shard of several."""
+    """A part of an item that is written at once: a chunk, or a zarr shard of several."""
 
     array: ZarrArray
     number: int
@@ -81,11 +82,11 @@ class Unit:
 
 
 class ArraysByLeaf:
-    """The zarr arrays that a rank writes to, found by what they hold."""
+    """The zarr arrays that a rank writes to, found by the boxes that they hold."""
 
     def __init__(self, arrays: Iterable[ZarrArray]) -> None:
         self._whole: dict[str, ZarrArray] = {}
-        """The array of each leaf that is no pieces, as most are."""
+        """The array of each leaf that is not in pieces, as most are not."""
         self._pieces: dict[str, list[ZarrArray]] = {}
         self._lookups: dict[str, BoxLookup] = {}
         for array in arrays:
@@ -111,24 +112,6 @@ class ArraysByLeaf:
         if number is None:
             raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
         return arrays[number]
-
-
-def value_entry(
-    item: WriteItem, data: object, chunk_bytes: int
-) -> tuple[ValueEntry | BytesEntry, bytes]:
-    """A value's entry and content: spelled out, or an array of bytes if long or opaque.
-
-    Raises:
-        PlanError: what was resolved is no BytesIO.
-    """
-    name = item.index.fqn
-    if not isinstance(data, io.BytesIO):
-        what = type(data).__name__
-        raise PlanError(f"{name}: resolve_data must return a BytesIO, not {what}")
-    content, kind = data.getvalue(), data.kind if isinstance(data, ValueText) else item.kind
-    if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
-        return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
-    return BytesEntry(name, kind, len(content), max(1, min(len(content), chunk_bytes))), content
 
 
 def value_units(entry: BytesEntry, content: bytes) -> Iterator[Unit]:
@@ -209,7 +192,7 @@ def merged_values(
             else:
                 problems.append(f"{name}: rank {rank} wrote it, but the plan has no such value")
     problems += [
-        f"{name}: the value was written by {spelled(ranks)}"
+        f"{name}: the value was written by {writers_in_words(ranks)}"
         for name, ranks in writers.items()
         if len(ranks) != 1
     ]
@@ -228,28 +211,35 @@ def leaf_firsts(manifest: Manifest) -> Iterator[tuple[Entry, int]]:
 
 def merged_digests(
     manifest: Manifest, draft: Manifest, written: Sequence[Written]
-) -> tuple[bytes, list[NDArray[np.int64]]]:
-    """All digests in the manifest's order, and for each report the numbers of its chunks there.
+) -> tuple[bytes, Placing]:
+    """All digests in the manifest's order, and where the chunks of reports are there.
 
     Raises:
         PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
     """
     placing = Placing(manifest, draft if len(written) > 1 else None)
-    digests = np.zeros((placing.count, DIGEST_BYTES), np.uint8)
-    times = np.zeros(placing.count, np.uint32)
-    written_by: list[NDArray[np.int64]] = []
-    for rank, report in enumerate(written):
-        numbers = placing.numbers(report, rank)
-        taken = b"".join([*(value.digests for value in report.long_values), report.digests])
-        digests[numbers] = np.frombuffer(taken, np.uint8).reshape(-1, DIGEST_BYTES)
-        written_by.append(numbers)
-        np.add.at(times, numbers, 1)
-    if not (times == 1).all():
-        raise PlanError.listing(
-            "the planner's items do not write every chunk exactly once",
-            miswritten(arrays(manifest), times, written_by),
+    content = bytearray(placing.count * DIGEST_BYTES)
+    digests = np.frombuffer(content, np.uint64).reshape(-1, 2)
+    is_written = np.zeros(placing.count, np.bool_)
+    total = 0
+    for first in range(0, len(written), TOGETHER):
+        some = written[first : first + TOGETHER]
+        numbers = placing.numbers(some, first)
+        taken = b"".join([*(report.digests for report in some), *_of_values(some)])
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+        digests[numbers] = np.frombuffer(taken, np.uint64).reshape(-1, 2)[order]
+        is_written[numbers] = True
+        total += len(numbers)
+    if total != placing.count or not is_written.all():
+        raise write_count_error(
+            arrays(manifest), [placing.numbers([each], rank) for rank, each in enumerate(written)]
         )
-    return digests.tobytes(), written_by
+    return cast(bytes, content), placing  # not copied: a bytearray does all that bytes do here
+
+
+def _of_values(reports: Iterable[Written]) -> Iterator[bytes]:
+    return (value.digests for report in reports for value in report.long_values)
 
 
 class Placing:
@@ -282,25 +272,40 @@ class Placing:
         self.count = count_chunks(manifest)
         """How many chunks there are."""
 
-    def numbers(self, written: Written, rank: int) -> NDArray[np.int64]:
-        """The number of each chunk of a report in the manifest.
+    def numbers(self, reports: Sequence[Written], rank: int) -> NDArray[np.int64]:
+        """The numbers in the manifest of the chunks of reports, those of long values last.
+
+        Args:
+            reports: what ranks have written, one after the other.
+            rank: the first of these ranks.
 
         Raises:
-            PlanError: the report is of other orders.
+            PlanError: a report is of other orders.
         """
-        chunks = np.frombuffer(written.chunks, np.int64)
-        is_ours = written.draft == self._name or len(chunks) == 0
-        tensors = self.count - self._shift[-1]
-        if not is_ours or chunks.min(initial=0) < 0 or chunks.max(initial=-1) >= tensors:
-            raise PlanError(
-                f"rank {rank} wrote by the orders of another plan; nothing is committed"
-            )
-        of_tensors = chunks + self._shift[np.searchsorted(self._before, chunks, side="right")]
-        of_values = (
+        for at, report in enumerate(reports, rank):
+            if not self._is_ours(report):
+                raise PlanError(
+                    f"rank {at} wrote by the orders of another plan; nothing is committed"
+                )
+        chunks = np.frombuffer(b"".join([report.chunks for report in reports]), np.int64)
+        if len(self._before):
+            chunks = chunks + self._shift[np.searchsorted(self._before, chunks, side="right")]
+        of_values = [
             np.frombuffer(value.chunks, np.int64) + self._values[value.leaf]
-            for value in written.long_values
-        )
-        return np.concatenate([*of_values, of_tensors])
+            for report in reports
+            for value in report.long_values
+        ]
+        return np.concatenate([chunks, *of_values]) if of_values else chunks
+
+    def _is_ours(self, report: Written) -> bool:
+        chunks = np.frombuffer(report.chunks, np.int64)
+        if len(report.digests) != len(chunks) * DIGEST_BYTES:
+            return False
+        if not len(chunks):
+            return True
+        tensors = self.count - self._shift[-1]
+        # As unsigned numbers, negative ones are too large.
+        return report.draft == self._name and bool(chunks.view(np.uint64).max() < tensors)
 
 
 def orders_for(
@@ -309,9 +314,8 @@ def orders_for(
     planned: Manifest,
     with_base: Callable[[Sequence[WriteOrders]], list[WriteOrders]] | None,
 ) -> Sequence[object]:
-    """The orders with arrays: each plan's are all that are no pieces, and its own pieces.
-
-    ``with_base`` adds what they have to know of a base, if there is one.
+    """The orders with arrays: those of each plan have all arrays that are not pieces, and its own
+    pieces. ``with_base`` adds what they need to know about a base, if there is one.
     """
     whole: list[ZarrArray] = []
     cuts: dict[str, tuple[Pieces, int]] = {}
@@ -337,7 +341,7 @@ def orders_for(
 
 
 def value_arrays(manifest: Manifest) -> Iterator[ZarrArray]:
-    """The arrays of long values; of packed ones only that they are."""
+    """The arrays of long values; for packed ones only that they are packed."""
     for leaf in manifest.leaves:
         if isinstance(leaf, BytesEntry):
             for array in leaf_arrays(leaf):

@@ -7,7 +7,7 @@
 3. The oldest chunk is finished when the budget is full, or by the pool's threads where there are
    processors for them, or where finishing is reading (`ChunkSource.is_plain_file`): wait, verify,
    copy the parts to their destinations.
-4. After a failure nothing is written any more: leaving the ``with`` block ends what is in flight.
+4. After a failure nothing more is written: leaving the ``with`` block ends what is in flight.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class _Begun:
     read: PendingRead | None
     """None for a chunk that is read slab by slab when it is finished."""
     direct: bool
-    """Whether it goes straight to its destination."""
+    """Whether it is read straight into its destination."""
 
     @property
     def under_way(self) -> bool:
-        """Whether it goes on while nothing waits."""
+        """Whether it makes progress while nothing waits for it."""
         return self.read is not None and self.read.under_way
 
 
@@ -83,13 +83,13 @@ class ChunkWindow:
         self._on_error = on_error
         self._casts = CastingCopies()
         self._queue: deque[_Begun] = deque()
-        """What the caller's thread will finish."""
+        """Reads that the caller's thread will finish."""
         self._unsent: list[_Begun] = []
-        """What goes to a thread with the next ones."""
+        """Reads that go to a thread together with the next ones."""
         self._in_flight: set[_Begun] = set()
 
     def submit_all(self, requests: Iterable[ChunkRequest]) -> None:
-        """Begin chunks; what lies together in a pack or a shard is read at once."""
+        """Begin chunks; neighbours in a pack or a shard are read together."""
         together = [request for request in requests if not self.submit_alone(request)]
         if together:
             from xckpt.storage.chunks.range_reads import read_together
@@ -106,11 +106,11 @@ class ChunkWindow:
         return array.place is None
 
     def fill(self, destination: int, content: memoryview, dtype: np.dtype[np.generic]) -> bool:
-        """Bring verified bytes to a destination that wants no others; False if that casts them."""
+        """Deliver verified bytes to a destination that wants no others; False if they are cast."""
         into = self._memory(destination)
         if into.dtype != dtype:
             return False
-        np.copyto(into, np.frombuffer(content, dtype).reshape(into.shape))
+        into[...] = np.ndarray(into.shape, dtype, content)
         self._landed(destination)
         if self._progress is not None:
             self._progress.add(len(content))
@@ -140,7 +140,7 @@ class ChunkWindow:
                 self._send()
 
     def reserve(self, size: int) -> None:
-        """Take bytes of the budget; first give back what waits for the caller's own thread."""
+        """Take bytes of the budget; first finish what waits for the caller's own thread."""
         while self._queue and not self.pool.has_room(size):
             self._finish(self._queue.popleft())
         if not self.pool.has_room(size):
@@ -148,7 +148,7 @@ class ChunkWindow:
         self.pool.reserve(size)
 
     def _send(self) -> None:
-        """Have a thread finish what waits for that."""
+        """Have a thread finish the reads that wait for one."""
         if self._unsent:
             self.pool.submit(partial(self._finish_all, self._unsent))
             self._unsent = []
@@ -158,7 +158,7 @@ class ChunkWindow:
             self._finish(each)
 
     def finish_queue(self) -> None:
-        """Finish what the caller's thread has to, and send the rest."""
+        """Finish the reads of the caller's thread, and send the rest to threads."""
         self._send()
         while self._queue and not self.pool.failed:
             self._finish(self._queue.popleft())

@@ -10,8 +10,8 @@
    writes it the digest of each chunk in it is taken from the same memory. The thread that begins it
    waits, later, until it is durable: the caller's or, where there are processors for it, another
    (`Pool.alone`).
-4. A small unit that is all of its chunk is an object under the chunk's key: opening an array for
-   each would cost more than the rest.
+4. A small unit that is all of its chunk is written as an object under the chunk's key: opening an
+   array for each would cost more than everything else.
 5. The digests are reported.
 """
 
@@ -21,10 +21,9 @@ import contextlib
 import threading
 from array import array as array_of
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -35,9 +34,10 @@ from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, is_packed
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.plan.save_checks import resolved
 from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
-from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation
+from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation, SizedItems
 from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenValue
 from xckpt.storage.chunks.plain_files import stored_bytes, write_plain
 from xckpt.storage.chunks.units import (
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 TOGETHER = 32
 """Small files that a thread writes in a row: handing one over takes as long as writing it."""
 
-SizedItem: TypeAlias = tuple[int, WriteItem]
-"""An item, and before it the bytes of its box; 0 for a value."""
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 
@@ -72,7 +70,7 @@ class _UnderWay:
 
 
 class _ChunkColumns:
-    """What was written, one chunk behind another."""
+    """The chunks written so far, in columns."""
 
     def __init__(self) -> None:
         self.numbers, self.digests, self.places = array_of("q"), bytearray(), array_of("Q")
@@ -82,7 +80,7 @@ class _ChunkColumns:
 
 
 class _RankReport:
-    """What a rank will report; several threads add to it."""
+    """A rank's report while several threads add to it."""
 
     def __init__(self, draft: bytes) -> None:
         self._draft, self._tensors = draft, _ChunkColumns()
@@ -100,7 +98,7 @@ class _RankReport:
     def note(
         self, array: ZarrArray, digests: Iterable[tuple[int, bytes]], place: Iterable[int] = ()
     ) -> None:
-        """Chunks of an array are written: number and digest of each, and one's place in packs."""
+        """Note written chunks: number and digest of each, and the place of a packed one."""
         with self._lock:
             columns = self._long.get(array.leaf, self._tensors)
             for number, digest in digests:
@@ -127,7 +125,7 @@ class ChunkWrites:
     ) -> None:
         self.codecs, self.planner = orders.codecs, planner
         self.progress, self.where = progress, where
-        # The memory driver keeps what is written without a copy: it must not be the caller's.
+        # The memory driver keeps written memory without a copy: it must not be the caller's.
         self._may_keep = where.driver != "memory"
         self._location = orders.location
         self._root = open_store(replace(orders.location, access=where.access))
@@ -140,29 +138,27 @@ class ChunkWrites:
         self._begun: deque[_UnderWay] = deque()  # those that the caller waits for
         self._under_way: set[_UnderWay] = set()  # all of them
         self._packs, self.memory_bytes = _pack_writes(self._root, orders, where, memory_bytes)
-        """The packs, and what they do not take of the budget."""
+        """The packs, and the rest of the budget."""
 
-    def begin_largest(self, items: Iterable[SizedItem], pool: Pool) -> list[SizedItem]:
+    def begin_largest(self, items: SizedItems, pool: Pool) -> Iterator[tuple[int, WriteItem]]:
         """Begin to write the largest tensor items, as far as the budget goes; returns the others.
 
         Values and empty tensors have no bytes, and are neither.
-        TensorStore has work with these while the small ones, which come next, need this thread.
+        TensorStore is busy with these while the small ones, which come next, need this thread.
 
         Raises:
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
-        large: list[SizedItem] = []
-        small: list[SizedItem] = []
-        for sized in items:
-            if sized[0]:
-                (small if sized[0] <= SMALL_BYTES else large).append(sized)
-        waiting = deque(sorted(large, key=itemgetter(0), reverse=True))
-        while waiting and pool.has_room(waiting[0][0]) and not pool.failed:
-            self._submit(*waiting.popleft(), pool)
-        return [*small, *waiting]
+        (large, small), begun = items.by_size(SMALL_BYTES), 0
+        for size, item in items.chosen(large):
+            if pool.failed or not pool.has_room(size):
+                break
+            self._submit(size, item, pool)
+            begun += 1
+        return items.chosen(np.concatenate([small, large[begun:]]))
 
-    def write_tensors(self, items: Iterable[SizedItem], pool: Pool) -> None:
+    def write_tensors(self, items: Iterable[tuple[int, WriteItem]], pool: Pool) -> None:
         """Begin to write tensor items, within the budget; raises as `begin_largest`."""
         for size, item in items:
             if pool.failed:
@@ -177,7 +173,7 @@ class ChunkWrites:
         packed = self._is_packed(array)
         if packed and size <= SMALL_BYTES:
             for unit in item_units(item, array, self.planner):
-                self._pack(unit)  # which copies it at once: it need not wait for the budget
+                self._pack(unit)  # the pack copies it at once: it need not wait for the budget
             return
         while self._begun and (len(self._begun) >= IN_FLIGHT or not pool.has_room(size)):
             self._wait(self._begun.popleft())
@@ -202,7 +198,7 @@ class ChunkWrites:
                 self._begun.append(self._begin(unit, reservation))
 
     def _send(self, pool: Pool) -> None:
-        """Have a thread write what waits for that."""
+        """Have a thread write the units that wait for one."""
         if self._unsent:
             pool.submit(partial(self._write_units, self._unsent))
             self._unsent = []
@@ -215,7 +211,7 @@ class ChunkWrites:
                 self._wait(self._begin(unit, reservation))
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
-        """Note a value; its content, unless the entry spells it out, becomes an array of bytes.
+        """Note a value; its content becomes an array of bytes unless the entry holds it as text.
 
         Raises:
             PlanError: the value was written already.
@@ -246,7 +242,7 @@ class ChunkWrites:
         return written
 
     def report(self) -> Written:
-        """What is written once `wait` has returned."""
+        """The report of what is written once `wait` has returned."""
         return self._report.written(self._packs.flush() if self._packs else [])
 
     def wait(self) -> None:
@@ -265,7 +261,7 @@ class ChunkWrites:
                 answer(write.written, self.where)
 
     def _write_file(self, unit: Unit, reservation: Reservation) -> None:
-        """Write a unit to its file, until it is as durable as the orders say."""
+        """Write a unit to its file, as durably as the orders say."""
         try:
             with storage_errors(f"{self.where}: {unit.array.leaf}"):
                 written = _write_unit(unit, self._location)
@@ -275,7 +271,7 @@ class ChunkWrites:
         self.progress.add(unit.data.nbytes)
 
     def _begin(self, unit: Unit, reservation: Reservation | None) -> _UnderWay:
-        """Start a unit's write, from the caller's memory if that is in C order, and digest it."""
+        """Begin a unit's write, from the caller's memory if that is in C order, and digest it."""
         data = plain_bools(np.asarray(unit.data, order="C"))
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
             written = self._write(unit, data)
@@ -318,8 +314,7 @@ class ChunkWrites:
 def item_units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[Unit]:
     """The units that an item consists of, with views of its data."""
     assert item.tensor_data is not None
-    data = as_planned(item, planner.adapters.to_numpy(planner.resolve_data(item)))
-    box = item.tensor_data.chunk
+    data, box = as_planned(item, resolved(planner, item)), item.tensor_data.chunk
     if box.sizes == array.shape == array.unit and not any(array.offset):  # as most are
         return [Unit(array, 0, box, data)]
     place = box.relative_to(array.offset)

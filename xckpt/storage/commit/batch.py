@@ -10,16 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from xckpt.engine.ranks.alive import WORK
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.leftovers import is_local
 from xckpt.storage.location import Location, storage_errors
+
+LARGE_BYTES, FLUSH_BYTES = 1 << 22, 1 << 26
+"""From how many bytes on a file is forced to disk in parts, where other ranks wait to hear of it;
+and how many at a time."""
+
+_WRITE_AND_WAIT = 7
+"""Linux: flags of sync_file_range."""
 
 THREADS = 16
 """Files that are synced at a time, where each is synced by itself."""
@@ -47,16 +57,48 @@ def sync_all(descriptor: int, folders: Iterable[Path]) -> None:
         OSError: something could not be written.
     """
     if syncs_at_once(Path(f"/proc/self/fd/{descriptor}")):
+        if WORK.get().is_heard:
+            _flush_all(_below(folders))
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         return
-    with ThreadPoolExecutor(THREADS) as threads:
+    with ThreadPoolExecutor(THREADS, "xckpt-sync", WORK.set, (WORK.get(),)) as threads:
         try:
             for _ in threads.map(_sync, _below(folders)):
                 pass
         finally:
             threads.shutdown(cancel_futures=True)
+
+
+def flush(descriptor: int) -> None:
+    """Force a file's data to disk part by part, and count each; the file is synced after that.
+
+    One fsync of a large file may take minutes, in which other ranks cannot see whether it gets on.
+
+    Raises:
+        OSError: something could not be written.
+    """
+    size = os.fstat(descriptor).st_size
+    if size < LARGE_BYTES:
+        return
+    call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if call is None:
+        return
+    for start in range(0, size, FLUSH_BYTES):
+        part = ctypes.c_int64(start), ctypes.c_int64(FLUSH_BYTES)
+        if call(descriptor, *part, _WRITE_AND_WAIT) != 0:
+            code = ctypes.get_errno()
+            if code in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
+                return  # there is none
+            raise OSError(code, os.strerror(code))
+        WORK.get().moved = time.monotonic()
+
+
+def _flush_all(paths: Iterable[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError), open(path, "rb") as file:
+            flush(file.fileno())
 
 
 @contextlib.contextmanager
@@ -98,3 +140,4 @@ def _sync(path: str) -> None:
         return
     with open(path, "rb") as file:
         os.fsync(file.fileno())
+        WORK.get().moved = time.monotonic()

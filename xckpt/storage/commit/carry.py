@@ -1,17 +1,17 @@
 """The user's own files in the folder of a checkpoint that is overwritten: they are carried over.
 
-What the manifest of the old checkpoint does not imply (`xckpt.core.manifest.own_keys`) is the
-user's: a config.json, a tokenizer. The new folder takes the old one's place by an exchange, so:
+Files that the manifest of the old checkpoint does not imply (`xckpt.core.manifest.own_keys`) are
+the user's: a config.json, a tokenizer. The new folder takes the old one's place by an exchange, so:
 
 1. Before anything is written, `can_carry` lists these files and tries to link them. Where it
    cannot, or where the new checkpoint needs one of their names, the save is staged in a generation
-   instead, which lets all that is there lie.
+   instead, which leaves existing files alone.
 2. Just before the exchange `carry` links them into the new folder: files by hard links, folders
    made again, symbolic links copied. The folders are synced, so a power cut loses none.
-3. After it `remove_old` removes the old folder file by file: what is the old checkpoint's own, and
-   what is the same file in the new folder. A file that has appeared meanwhile is linked into the
-   new folder first. If the new one has another file of that name, the old folder keeps it, under
-   the name ``NAME.kept-ID``, and a warning says so.
+3. After it `remove_old` removes the old folder file by file: the old checkpoint's own files, and
+   those that are the same file in the new folder. A file that has appeared meanwhile is linked into
+   the new folder first. If the new one has another file of that name, the old folder keeps it,
+   under the name ``NAME.kept-ID``, and a warning says so.
 4. A save killed in between leaves the old folder behind. `rescue` does 3 for the next save.
 """
 
@@ -22,14 +22,17 @@ import filecmp
 import os
 import shutil
 import stat
+import time
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from xckpt.core.manifest.codec import MAX_BYTES, parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import BY_SHAPE, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.core.text.printable import printable
+from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.folder import sync_folder
@@ -38,11 +41,11 @@ from xckpt.storage.commit.leftovers import remove_tree
 SHOWN = 5
 """Most names of files that a message lists."""
 _TRIAL = ".carried"
-"""Folder in the staging folder where links are tried."""
+"""Folder in the staging folder, for trial links."""
 
 
 def own_keys(manifest: bytes | None) -> OwnKeys:
-    """What is a checkpoint's own, by the bytes of its manifest; nothing if there is none."""
+    """The keys that belong to a checkpoint, by the bytes of its manifest; none without one."""
     if manifest is None:
         return OwnKeys()
     try:
@@ -52,8 +55,15 @@ def own_keys(manifest: bytes | None) -> OwnKeys:
 
 
 def own_keys_in(folder: Path) -> OwnKeys:
-    """What is the own of the checkpoint in a folder."""
+    """The keys that belong to the checkpoint in a folder."""
     return own_keys(manifest_in(folder))
+
+
+def names_below(folder: Path) -> list[str]:
+    """All files and folders below a folder, relative to it; pathlib takes twice the time."""
+    start = len(os.path.join(folder, ""))
+    walk = os.walk(folder)
+    return [f"{top}/{name}"[start:] for top, *names in walk for name in chain(*names)]
 
 
 def manifest_in(folder: Path) -> bytes | None:
@@ -62,7 +72,7 @@ def manifest_in(folder: Path) -> bytes | None:
         if not stat.S_ISREG(os.stat(folder / MANIFEST).st_mode):
             return b""
         with (folder / MANIFEST).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size  # Python takes memory for all that is asked for
+            size = os.fstat(file.fileno()).st_size  # Python allocates them all
             return file.read(size) if size <= MAX_BYTES else b""
     except FileNotFoundError:
         return None
@@ -98,7 +108,7 @@ def can_carry(old: Path, staging: Path, planned: Manifest | None) -> bool:
 
     Args:
         old: the checkpoint's folder.
-        staging: the folder that is to take its place.
+        staging: the folder that will take its place.
         planned: the new checkpoint, as far as it is known.
     """
     trial = staging / _TRIAL
@@ -143,7 +153,7 @@ def carry(old: Path, new: Path) -> None:
 
 
 def remove_old(old: Path, new: Path) -> None:
-    """Remove a folder whose name another one has got, except what would be lost with it.
+    """Remove a folder whose name another folder has taken, except files that would be lost.
 
     Args:
         old: the folder that had the name.
@@ -158,7 +168,7 @@ def remove_old(old: Path, new: Path) -> None:
         for name in names + links:
             key = name if at == "." else f"{at}/{name}"
             if key == MANIFEST:
-                continue  # it goes last, for it says what else is ours
+                continue  # it goes last, because it says which other files are ours
             try:
                 if own.owns(key) or _same(old / key, new / key) or _late(old, new, key):
                     os.unlink(old / key)
@@ -168,6 +178,7 @@ def remove_old(old: Path, new: Path) -> None:
                 pass
             except OSError:
                 whole = False  # the next save tries again
+            WORK.get().moved = time.monotonic()
         if at != ".":
             with contextlib.suppress(OSError):
                 os.rmdir(each)
@@ -181,7 +192,7 @@ def remove_old(old: Path, new: Path) -> None:
 
 
 def rescue(staged: Path, target: Path) -> None:
-    """Remove what a killed save left that may have exchanged its folder with the old one."""
+    """Clean up after a killed save that may have exchanged its folder with the old one."""
     if target.exists():
         remove_old(staged, target)
     else:
@@ -194,13 +205,13 @@ def _keep(old: Path, new: Path, kept: list[str]) -> None:
     os.rename(old, place)
     warnings.warn(
         f"{new}: while it was overwritten, files in it changed: {printable(_some(kept))}; "
-        f"what they were is kept in {place}",
+        f"their old contents are kept in {place}",
         stacklevel=2,
     )
 
 
 def _late(old: Path, new: Path, key: str) -> bool:
-    """Link a file that appeared after `carry` into the new folder; False if that has one."""
+    """Link a file that appeared after `carry` into the new folder; False if the name is taken."""
     try:
         synced = _link(old, new, key)
     except OSError:

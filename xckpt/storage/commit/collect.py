@@ -1,11 +1,11 @@
-"""All that killed saves have left below a folder of checkpoints: found, measured, removed.
+"""Leftovers of killed saves below a folder of checkpoints: finding, measuring, removing them.
 
-1. `find_in_folders` walks through folders. One that holds a checkpoint is not entered: only its
-   generations are looked at.
+1. `find_in_folders` walks through folders. In a folder that holds a checkpoint it looks at the
+   generations only, and at the steps of a run that has its root there.
 2. A staging folder's owner is dead, alive or unknown (`xckpt.storage.commit.leftovers`), and so is
-   that of a claim in place. Of generations nothing is known but their age.
-3. `remove` takes away what is dead, and what is unknown if nothing in it has changed for long
-   enough. It looks at the claim again, under its lock.
+   that of a claim in place. Only the age of generations is known.
+3. `remove` removes dead ones, and unknown ones in which nothing has changed for long enough. It
+   looks at the claim again, under its lock.
 
 What lies in buckets and ``memory://`` is found in `xckpt.storage.commit.collect_keys`.
 """
@@ -24,6 +24,7 @@ import msgspec
 
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.core.run.names import step_number
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
@@ -38,11 +39,11 @@ from xckpt.storage.commit.folder import (
     staging_folder,
 )
 from xckpt.storage.commit.leftovers import (
-    Fate,
-    fate,
+    OwnerState,
     is_checkpoint,
     is_local,
     opened_claim,
+    owner_state,
     remove_if_dead,
     remove_unlocked,
     staged_in,
@@ -56,15 +57,12 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What a save, or a conversion, that did not come to its end has left.
-
-    ``print`` shows it in a line.
-    """
+    """The remains of a save or a conversion that was cut off. ``print`` shows it in a line."""
 
     path: str
     """The folder, or the prefix of the keys, that would go."""
     target: str
-    """Where the save was to; as far as it is known."""
+    """Where the save would have gone, as far as it is known."""
     owner: str
     """``"dead"``, ``"alive"``, or ``"unknown"``: it may be alive on another host."""
     bytes: int
@@ -99,22 +97,26 @@ def _spelled(seconds: float) -> str:
 
 
 def is_due(left: Leftover, older_than: float | None) -> bool:
-    """Whether something is to be removed.
+    """Whether a leftover should be removed.
 
     Args:
         left: what.
         older_than: seconds after which an unknown owner counts as dead; None for never.
     """
-    if left.owner == Fate.UNKNOWN.value:
+    if left.owner == OwnerState.UNKNOWN.value:
         return older_than is not None and left.age is not None and left.age >= older_than
-    return left.owner == Fate.DEAD.value
+    return left.owner == OwnerState.DEAD.value
 
 
-def find_in_folders(top: Path) -> Iterator[Leftover]:
+def find_in_folders(top: Path, unread: list[str]) -> Iterator[Leftover]:
     """What was left in a folder and those below it.
 
+    Args:
+        top: the folder.
+        unread: takes those below it that cannot be read, which are passed over.
+
     Raises:
-        OSError: the folder cannot be read; those below it that cannot are passed over.
+        OSError: the folder cannot be read.
     """
     with os.scandir(top) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
@@ -123,15 +125,26 @@ def find_in_folders(top: Path) -> Iterator[Leftover]:
         yield from _in_checkpoint(top)
     yield from _beside(top, names)
     if MANIFEST in names:
-        return
+        found = _steps_in_checkpoint(top, found)
     for entry in found:
         if not _is_left(top, entry.name) and entry.is_dir(follow_symlinks=False):
-            with contextlib.suppress(OSError):
-                yield from find_in_folders(top / entry.name)
+            try:
+                yield from find_in_folders(top / entry.name, unread)
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+            except OSError as error:
+                unread.append(f"{top / entry.name} ({error.strerror})")
+
+
+def _steps_in_checkpoint(top: Path, found: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    """The steps in a run's root that is itself a checkpoint; its leaves are not steps."""
+    steps = [entry for entry in found if step_number(entry.name) is not None]
+    own = own_keys_in(top) if steps else BY_SHAPE
+    return [] if own.by_shape else [entry for entry in steps if not own.needs(entry.name)]
 
 
 def _is_left(parent: Path, name: str) -> bool:
-    """Whether a name is that of a leftover, and not of a checkpoint that is called so."""
+    """Whether a name is that of a leftover, and not a checkpoint of such a name."""
     return LEFTOVER.fullmatch(name) is not None and not is_checkpoint(parent / name)
 
 
@@ -143,21 +156,21 @@ def _beside(parent: Path, names: Iterable[str]) -> Iterator[Leftover]:
         paths = [parent / name for name in names if name.startswith(staged.name)]
         with contextlib.suppress(OSError), opened_claim(staged) as (descriptor, text):
             if text is not None:
-                owner = fate(text, lock(descriptor), local=local)
+                owner = owner_state(text, lock(descriptor), local=local)
             else:
                 owner = _of_no_claim(paths)
             yield _measured(staged, target_of(staged, text), owner, paths)
 
 
-def _of_no_claim(paths: Iterable[Path]) -> Fate:
-    """What is known of a save that died before its claim was there, or whose claim is gone."""
+def _of_no_claim(paths: Iterable[Path]) -> OwnerState:
+    """What is known about a save that died before it had a claim, or whose claim is gone."""
     for path in paths:
         if path.suffix != ".new":
-            return Fate.UNKNOWN
+            return OwnerState.UNKNOWN
         with open(path, "rb") as file:
             if lock(file.fileno()) is not Lock.TAKEN:
-                return Fate.UNKNOWN
-    return Fate.DEAD
+                return OwnerState.UNKNOWN
+    return OwnerState.DEAD
 
 
 def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
@@ -166,19 +179,19 @@ def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in sorted((folder / GENERATIONS).iterdir()):
             if root != f"{GENERATIONS}/{entry.name}":
-                yield _measured(entry, folder, Fate.UNKNOWN, [entry])
+                yield _measured(entry, folder, OwnerState.UNKNOWN, [entry])
     if (folder / CLAIM).is_file():
         own = [] if there else _own_files(folder)
         yield _measured(folder / CLAIM, folder, _of_claim(folder / CLAIM), [folder / CLAIM, *own])
 
 
-def _of_claim(path: Path) -> Fate:
-    """What is known of the owner of a save or a deletion in place, which holds no lock."""
+def _of_claim(path: Path) -> OwnerState:
+    """What is known about the owner of a save or deletion in place, which holds no lock."""
     try:
         text = msgspec.json.decode(path.read_bytes(), type=ClaimText)
     except (OSError, msgspec.MsgspecError):
-        return Fate.UNKNOWN
-    return fate(text, Lock.LACKING, local=is_local(path.parent))
+        return OwnerState.UNKNOWN
+    return owner_state(text, Lock.LACKING, local=is_local(path.parent))
 
 
 def root_of(manifest: bytes) -> str | None:
@@ -205,8 +218,8 @@ def _own_files(folder: Path) -> list[Path]:
     ]
 
 
-def _measured(place: Path, target: Path, owner: Fate, paths: Iterable[Path]) -> Leftover:
-    """A leftover of some files and folders; a file that has another name elsewhere takes none."""
+def _measured(place: Path, target: Path, owner: OwnerState, paths: Iterable[Path]) -> Leftover:
+    """A leftover of some files and folders; a file with another name elsewhere counts no bytes."""
     total, files, newest = 0, 0, 0.0
     for path in _files(paths):
         with contextlib.suppress(OSError):
@@ -240,7 +253,7 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
     if not is_due(left, older_than):
         return left
     if LEFTOVER.fullmatch(place.name):
-        old = left.owner == Fate.UNKNOWN.value
+        old = left.owner == OwnerState.UNKNOWN.value
         local = is_local(place.parent)
         gone = remove_if_dead(place, rescue, local=local, resumable=False, old=old)
         remove_unlocked(place.parent, [f"{place.name}.new"])
@@ -279,7 +292,7 @@ def in_words(parent: Path) -> str:
     try:
         with os.scandir(parent) as entries:
             names = [entry.name for entry in entries]
-        left = [each for each in _beside(parent, names) if each.owner != Fate.ALIVE.value]
+        left = [each for each in _beside(parent, names) if each.owner != OwnerState.ALIVE.value]
     except OSError:
         return ""
     if not left:
@@ -300,7 +313,7 @@ def kept_for_later(path: str | os.PathLike[str], identity: str) -> str:
     staged = staging_folder(target, identity)
     if not staged.is_dir():
         return ""
-    left = _measured(staged, target, Fate.UNKNOWN, [staged, *journals(staged)])
+    left = _measured(staged, target, OwnerState.UNKNOWN, [staged, *journals(staged)])
     return (
         f"{readable_bytes(left.bytes)} that were written are kept in {staged}: the same call "
         f"goes on with them, and xckpt gc {target.parent} removes them"

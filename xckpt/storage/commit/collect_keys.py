@@ -1,11 +1,11 @@
-"""What killed saves have left in a bucket or in ``memory://``: found, measured, removed.
+"""Leftovers of killed saves in a bucket or in ``memory://``: finding, measuring, removing them.
 
 1. All keys below a prefix are listed once. A checkpoint's place is where a manifest, a claim or a
    generation is.
-2. A generation that the manifest does not name was left: by a save that was cut off, or by one
-   that was cut off while it deleted the old data. Where there is a claim and no manifest, what
-   looks like a checkpoint's keys was left.
-3. Whether the writer lives is never known; how long ago it began is, from its identity.
+2. A generation that the manifest does not name is left over from a save that was cut off, perhaps
+   while it deleted the old data. If there is a claim and no manifest, the keys that look like a
+   checkpoint's are leftovers.
+3. It is never known whether the writer is alive; its identity tells when it began.
 4. TensorStore lists keys without their sizes. Chunks count by the zarr.json of their array, and
    keys without one do not count.
 """
@@ -27,7 +27,7 @@ import tensorstore as ts
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST
 from xckpt.storage.commit.collect import Leftover, is_due, root_of
 from xckpt.storage.commit.folder import ClaimText
-from xckpt.storage.commit.leftovers import Fate
+from xckpt.storage.commit.leftovers import OwnerState
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _DATED = 16
@@ -72,7 +72,7 @@ def _places(keys: Iterable[str]) -> dict[str, dict[str, list[str]]]:
 
 
 def _in_place(keys: Iterable[str], place: str) -> list[str]:
-    """What looks like the keys of a save in place, and lies in no checkpoint below."""
+    """The keys that look like those of a save in place, and lie in no checkpoint below."""
     below = [key.removeprefix(place) for key in keys if key.startswith(place)]
     others = tuple(key.removesuffix(MANIFEST) for key in below if key.endswith(f"/{MANIFEST}"))
     return [
@@ -115,7 +115,7 @@ def _measured(
 ) -> Leftover:
     total = sum(_sizes(location, store, keys).values())
     target = location.child(place.rstrip("/"))
-    owner = Fate.UNKNOWN.value
+    owner = OwnerState.UNKNOWN.value
     return Leftover(location.child(where), target, owner, total, len(keys), age)
 
 

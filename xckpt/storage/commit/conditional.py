@@ -1,7 +1,7 @@
-"""Writes on a condition, and whose a key is where the answer was lost.
+"""Conditional writes, and finding out who wrote a key if the answer was lost.
 
-An object store may carry a request out and lose the answer; asked again, it says that the condition
-does not hold. So the key is read then, and its content tells who has won.
+An object store may carry out a request and lose the answer; when it is asked again, the condition
+no longer holds. So the key is read then, and its content tells who has won.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from xckpt.storage.location import Location, answer
 def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: Location) -> bytes:
     """Write to a key if its generation is ``seen``.
 
-    No two savers write the same content, so it tells whose the key is where the answer was lost.
+    No two savers write the same content, so the content tells who wrote the key if the answer was
+    lost.
 
     Returns:
         The key's new generation; empty if another save has written it.
 
     Raises:
-        StorageError: ``seen`` is empty, which would be no condition.
+        StorageError: ``seen`` is empty, so there is no condition.
     """
     if not seen:
         raise StorageError(

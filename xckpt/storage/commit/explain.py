@@ -1,10 +1,9 @@
-"""Why a save could not write, where the store's own words do not say it.
+"""Why a save could not write, if the store's own message does not say it.
 
 1. Another save to the same path has committed and removed what this one has written so far.
 2. The disk is full: what killed saves have left on it is listed.
-3. Each host has a disk of its own at the path. A rank finds that out before it writes: TensorStore
-   makes the folders that it lacks, so that a checkpoint without this rank's chunks would be
-   committed.
+3. Each host has a disk of its own at the path. A rank checks that before it writes: TensorStore
+   would create the missing folders, and a checkpoint without this rank's chunks would be committed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def explained(error: StorageError, target: Location, staged: Location) -> XckptE
 
 
 def full_disk(error: StorageError, parent: Path) -> StorageError:
-    """The error of a full disk, with what could be removed from a folder on it."""
+    """The error of a full disk, with the leftovers that could be removed from a folder on it."""
     from xckpt.storage.commit.collect import in_words
 
     left = in_words(parent)

@@ -1,12 +1,12 @@
 """A folder beside a local path, where a save is staged: claimed, looked into, synced.
 
 A save to ``NAME`` stages in ``.NAME.saving-ID`` and claims that folder by a file beside it,
-``.NAME.saving-ID.claim``, which it keeps locked (`flock`) for as long as it lives. That tells dead
-saves from living ones (`xckpt.storage.commit.leftovers`).
+``.NAME.saving-ID.claim``, which it keeps locked (`flock`) for as long as it lives. The lock shows
+which saves are alive (`xckpt.storage.commit.leftovers`).
 
 1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and renames it: the claim of a
    living save is never seen unlocked. The staging folder is made after it and removed before it.
-2. The text of a claim says who saves: the host, the system's start (`boot_identity`, equal in all
+2. The text of a claim names the owner: the host, the system's start (`boot_identity`, equal in all
    containers of a host, whatever their names) and the process.
 3. `claim_folder` removes what dead saves have left in the parent folder, claims, and makes the
    staging folder. `look_into` finds out what its file system can do.
@@ -36,11 +36,12 @@ import msgspec
 
 from xckpt.core.commit import FileSystem
 from xckpt.core.struct_types import prepare_structs
+from xckpt.engine.ranks.alive import WORK
 
 _ATTEMPTS = 5
 
 _BESIDE_NAME = 55
-"""Bytes that the names of staging folders, claims and journals have beside the checkpoint's."""
+"""Bytes that the names of staging folders, claims and journals add to the checkpoint's name."""
 
 LEFTOVER: Final = re.compile(
     r"\.(?P<name>.*)\.(?:saving|converting)-(?P<id>[0-9a-z]+)"
@@ -54,7 +55,7 @@ _descriptors: set[int] = set()
 
 
 def _close_claims() -> None:
-    """Run in a forked process, which may outlive its parent and must not keep its claims alive."""
+    """Run in a forked process, which may outlive its parent and must not keep the claims alive."""
     for descriptor in _descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -80,7 +81,7 @@ def boot_identity() -> str:
 def process_identity(process: int) -> str:
     """Of a process on this system: its process namespace and its start; empty if unknown or gone.
 
-    A process number alone is used again, and is another one's in another container.
+    A process number alone is reused, and means another process in another container.
     """
     with contextlib.suppress(OSError, IndexError):
         # The command's name, in parentheses, may hold anything.
@@ -117,7 +118,7 @@ prepare_structs(ClaimText)
 
 
 class Lock(Enum):
-    """What came of an attempt to lock a file."""
+    """The outcome of an attempt to lock a file."""
 
     TAKEN = "taken"
     HELD = "held by another"
@@ -209,7 +210,7 @@ def claim(folder: Path, identity: str) -> Claim:
             with contextlib.suppress(OSError):
                 unlocked.unlink()
             if isinstance(error, FileNotFoundError) and attempt + 1 < _ATTEMPTS:
-                continue  # somebody who cleaned up has taken it for a dead save's
+                continue  # another process has removed it as a dead save's
             raise
         return Claim(path, staged, descriptor)
     raise AssertionError("unreachable")
@@ -234,7 +235,7 @@ def look_into(folder: Path, descriptor: int = -1) -> FileSystem:
     opened = os.open(folder, os.O_RDONLY)
     try:
         locks = lock(opened if descriptor < 0 else descriptor)
-        # TensorStore takes this other kind, which a folder has not.
+        # TensorStore takes locks of this other kind, which folders do not have.
         ranges = locks if descriptor < 0 else lock(descriptor, fcntl.lockf)
         syncs = _sync(opened)
     finally:
@@ -316,6 +317,7 @@ def _sync(descriptor: int) -> bool:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
             raise
         return False
+    WORK.get().moved = time.monotonic()
     return True
 
 
@@ -338,7 +340,7 @@ def sync_tree(folder: Path, *, files: bool = False) -> None:
 
 
 def can_rename(folder: Path) -> bool:
-    """Whether a new folder can take this one's place: not a mount point's or a working folder's."""
+    """Whether a new folder can take this one's place: no mount point or working folder."""
     if not folder.is_dir():
         return True
     with contextlib.suppress(FileNotFoundError):

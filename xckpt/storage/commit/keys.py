@@ -1,17 +1,17 @@
-"""A save that is staged among keys, and committed by a conditional write of the manifest.
+"""A save that is staged among keys and committed by a conditional write of the manifest.
 
 Object stores and ``memory://`` rename nothing, and some local folders cannot be renamed (a mount
 point).
 
-1. Where nothing is, the save claims the path by creating `CLAIM`, and writes there. Where a
-   checkpoint is, it writes to ``.generations/ID`` beside the old data. In a bucket the claim stays
-   until the data goes: a request may be repeated and come late, and no other claim may succeed.
+1. At a free path the save creates `CLAIM` and writes there. At a checkpoint it writes to
+   ``.generations/ID`` beside the old data. In a bucket the claim stays until the data goes: a
+   request may be repeated and come late, and no other claim may succeed.
 2. `KeyStaging.publish` writes the manifest on the condition that it is still what was seen at the
-   beginning. What is to be deleted then is listed before: any save that was writing it began before
-   this commit and cannot commit after it. Only what the old manifest implies is deleted, and what
-   lies in generations; all else is the user's and stays. A save that is killed while it deletes
-   leaves the old manifest in `REPLACED`, which is deleted last.
-3. Where the storage does not say whether it wrote the manifest (`xckpt.storage.commit.conditional`)
+   beginning. The keys to delete are listed before: any save that was writing them began before this
+   commit and cannot commit after it. Only keys that the old manifest implies or that lie in
+   generations are deleted; all others are the user's and stay. A save that is killed while it
+   deletes leaves the old manifest in `REPLACED`, which is deleted last.
+3. If the storage does not say whether it wrote the manifest (`xckpt.storage.commit.conditional`)
    nothing that the manifest names is removed: it may still be written.
 4. To write the local key ``K`` TensorStore locks ``K.__lock``, fills it and renames it to ``K``. A
    process killed in between leaves the file, and the next one writes over it without cutting off
@@ -45,7 +45,7 @@ from xckpt.core.manifest.own_keys import (
     own_among,
 )
 from xckpt.errors import CheckpointExistsError, StorageError
-from xckpt.storage.commit.carry import own_keys
+from xckpt.storage.commit.carry import names_below, own_keys
 from xckpt.storage.commit.conditional import generation_if, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
 from xckpt.storage.commit.probe import check_conditions, check_listing, find_keys, look, note_left
@@ -74,18 +74,18 @@ class KeyStaging:
     """Generation of the key `CLAIM`, where this save has written it."""
     committed: bool = False
     sent: bool = False
-    """Whether the manifest was or may be written, for the store did not say that it was not."""
+    """Whether the manifest was written, or may have been: the store did not deny it."""
     planned: Manifest | None = None
-    """What the checkpoint will hold, where that is known."""
+    """What the checkpoint will hold, if that is known."""
     descriptor: int = -1
-    """Of the folder, where files are synced together in the end."""
+    """Descriptor of the folder, if files are synced together in the end."""
     listing: ts.Future[list[bytes]] | None = None
     """The keys of a bucket, if they were asked for before the commit."""
     noting: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
-    """A copy of the old manifest on its way; see `_note_replaced`."""
+    """The write of a copy of the old manifest; see `_note_replaced`."""
 
     def prepare(self) -> None:
-        """Ask a bucket for what `publish` has to know, while data is on its way."""
+        """Ask a bucket for what `publish` needs to know, while data is being written."""
         if self.target.bucket and self.step is Step.GENERATION:
             store = open_store(self.target)
             self.listing = store.list()
@@ -101,7 +101,7 @@ class KeyStaging:
         with storage_errors(self.target):
             _sync(self)
             store = open_store(self.target)
-            # Listed before the commit: what others begin to write after it is not to be touched.
+            # Listed before the commit: keys that others write after it must not be touched.
             replaced = self.replaced(store)
             replaced += self._note_replaced(store)
             if self.target.folder is not None:
@@ -138,7 +138,7 @@ class KeyStaging:
         )
 
     def _is_written(self, store: ts.KvStore, manifest: bytes) -> bool:
-        """Whether the manifest is there after all; False where the store does not say."""
+        """Whether the manifest is there after all; False if the store does not say."""
         try:
             return bool(generation_if(store, MANIFEST, manifest, self.target))
         except Exception:
@@ -163,10 +163,10 @@ class KeyStaging:
         if folder is None:
             listing, self.listing = self.listing, None
             return [key.decode() for key in answer(listing or store.list(), self.target)]
-        return [str(entry.relative_to(folder)) for entry in folder.rglob("*")]
+        return names_below(folder)
 
     def _note(self, store: ts.KvStore) -> None:
-        """Begin to copy the old manifest for a save that finds this one killed, if need be."""
+        """Begin to copy the old manifest, if a later save needs it to clean up after a kill."""
         if self.noting is None and self.old is not None and "" in own_keys(self.old).groups:
             self.noting = store.write(f"{self.root}/{REPLACED}", self.old)
 
@@ -209,13 +209,13 @@ class KeyStaging:
             listed = [key for key in self._listed(store) if key.startswith(below)]
             self.delete(store, listed, self._written())
         elif answer(store.read(CLAIM), self.target).stamp.generation == self.claimed:
-            # All that looks like ours is, but for a committed manifest and its generation.
+            # All keys that look like ours are ours, except a committed manifest and its generation.
             listed = own_among(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
             if not self.delete(store, listed, self._written()):
                 answer(store.write(CLAIM, None, if_equal=self.claimed), self.target)
 
     def _listed(self, store: ts.KvStore) -> list[str]:
-        """The keys at the path, as far as the store says: what was written is known without it."""
+        """The keys at the path, as far as the store lists them: written keys are known anyway."""
         try:
             return self._keys(store)
         except Exception:
@@ -305,7 +305,7 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
             check_conditions(store, target, f"{staging.root}/{CLAIM}", seen)
         return staging
     text = msgspec.json.encode(ClaimText.own(new_identity()))
-    # Neither manifest nor claim is there, and one absence is like the other.
+    # Neither manifest nor claim exists, so both have the same generation: that of absence.
     generation = write_if(store, CLAIM, text, absent, target)
     if not generation:
         raise CheckpointExistsError(f"{target}: another save has just begun here")
@@ -316,7 +316,7 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
 def stage_beside(
     target: Location, planned: Manifest | None = None, *, in_batch: bool = False
 ) -> KeyStaging:
-    """Stage beside the data that are at a local path; perhaps sync all files together."""
+    """Stage beside the data at a local path; all files may be synced together."""
     staging = _beside(target, answer(open_store(target).read(MANIFEST), target), planned)
     if in_batch:
         staging.descriptor = os.open(target.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -345,6 +345,6 @@ def empty_stale_lock(folder: Path, key: str) -> None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return  # its holder fills it
-        # Only a holder renames it, so what it is now it stays: it may be the key itself by now.
+        # Only the holder of the lock renames it. It may be the key itself by now.
         if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
             file.truncate(0)

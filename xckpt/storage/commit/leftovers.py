@@ -1,16 +1,17 @@
-"""What saves that were killed have left in a folder: whose it is, whether they live, its removal.
+"""Leftovers of killed saves in a folder: their owners, whether these are alive, their removal.
 
 Beside its path a save leaves a staging folder, a claim, journals (`xckpt.storage.commit.folder`).
-Whether its owner lives shows by the claim's lock and by the system on which it was made:
+The claim's lock and the system on which it was made show whether its owner is alive:
 
 1. A lock that is held: the owner lives.
-2. A claim of this system, which has not been started again since, and a free lock: the owner is
-   dead, whatever host name it had. Where there are no locks, its process tells.
+2. A claim of this system, which has not been restarted since, and a free lock: the owner is dead,
+   whatever host name it had. Where there are no locks, its process tells.
 3. A claim that this host made before it was last started, on a disk of its own: dead.
-4. All else may be alive on another host: locks of network file systems need not be seen there.
+4. Any other owner may be alive on another host: locks of network file systems need not be visible
+   there.
 
 `remove_dead` is what each save does to the leftovers of its parent folder. It removes what is dead,
-but for what a conversion to another path can go on with. `find` and `remove` are for `gc`.
+except what a conversion to another path can resume from. `find` and `remove` are for `gc`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import re
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -30,6 +32,7 @@ from typing import Final
 import msgspec
 
 from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError
 from xckpt.storage.commit.folder import (
     LEFTOVER,
@@ -47,7 +50,7 @@ Rescue = Callable[[Path, Path], None]
 """Removes a staging folder that may have been exchanged with the path it was made for."""
 
 _ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
-"""Identity of a save that nothing goes on with."""
+"""Identity of a save that cannot be resumed."""
 
 _LOCAL: Final = {
     *(0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x2FC12FC1, 0xF2F52010),
@@ -57,8 +60,8 @@ _LOCAL: Final = {
 f2fs, overlay, ramfs, vfat, exfat, ntfs, bcachefs."""
 
 
-class Fate(Enum):
-    """What is known of the owner of something that was left."""
+class OwnerState(Enum):
+    """What is known about the owner of a leftover."""
 
     DEAD = "dead"
     ALIVE = "alive"
@@ -66,32 +69,32 @@ class Fate(Enum):
     """Perhaps alive on another host."""
 
 
-def fate(text: ClaimText, locked: Lock, *, local: bool) -> Fate:
+def owner_state(text: ClaimText, locked: Lock, *, local: bool) -> OwnerState:
     """Whether the owner of a claim lives.
 
     Args:
         text: what the claim says.
-        locked: what came of the attempt to lock it.
+        locked: the outcome of the attempt to lock it.
         local: whether only this system has the file system mounted.
     """
     if locked is Lock.HELD:
-        return Fate.ALIVE
+        return OwnerState.ALIVE
     boot = boot_identity()
     if not (boot and text.boot):
         mine = text.host == socket.gethostname() and locked is Lock.TAKEN
-        return Fate.DEAD if mine else Fate.UNKNOWN
+        return OwnerState.DEAD if mine else OwnerState.UNKNOWN
     if text.boot != boot:
         mine = text.host == socket.gethostname() and local
-        return Fate.DEAD if mine else Fate.UNKNOWN
-    return Fate.DEAD if locked is Lock.TAKEN else _by_process(text)
+        return OwnerState.DEAD if mine else OwnerState.UNKNOWN
+    return OwnerState.DEAD if locked is Lock.TAKEN else _by_process(text)
 
 
-def _by_process(text: ClaimText) -> Fate:
-    """Whether a process of this system lives; another container's may not be seen."""
+def _by_process(text: ClaimText) -> OwnerState:
+    """Whether a process of this system is alive; another container's may be invisible."""
     here = process_identity(os.getpid()).partition("-")[0]
     if not here or text.life.partition("-")[0] != here:
-        return Fate.UNKNOWN
-    return Fate.ALIVE if process_identity(text.process) == text.life else Fate.DEAD
+        return OwnerState.UNKNOWN
+    return OwnerState.ALIVE if process_identity(text.process) == text.life else OwnerState.DEAD
 
 
 def is_local(folder: Path) -> bool:
@@ -125,7 +128,7 @@ def remove_dead(target: Path, names: Iterable[str], rescue: Rescue, *, but: str 
 
 
 def remove_unlocked(parent: Path, names: Iterable[str]) -> None:
-    """Remove claims that were never locked, for their owners died before.
+    """Remove claims that were never locked because their owners died first.
 
     If one belongs to a living save that has not locked it yet, that save makes another.
     """
@@ -146,13 +149,13 @@ def remove_if_dead(
         rescue: see `Rescue`.
         local: whether only this system has the file system mounted.
         resumable: keep it, unless it may hold the user's files by now.
-        old: take an owner for dead if nothing is known of it.
+        old: treat an owner as dead if nothing is known about it.
     """
     with opened_claim(staged) as (descriptor, text):
         if (resumable and not (text and text.exchanging)) or is_checkpoint(staged):
             return False
-        found = fate(text, lock(descriptor), local=local) if text else Fate.UNKNOWN
-        if found is not Fate.DEAD and not (old and found is Fate.UNKNOWN):
+        found = owner_state(text, lock(descriptor), local=local) if text else OwnerState.UNKNOWN
+        if found is not OwnerState.DEAD and not (old and found is OwnerState.UNKNOWN):
             return False
         if text is not None and text.exchanging:
             rescue(staged, target_of(staged, text))
@@ -182,9 +185,10 @@ def opened_claim(staged: Path) -> Iterator[tuple[int, ClaimText | None]]:
 
 
 def is_checkpoint(staged: Path) -> bool:
-    """Whether a folder that is named as staging folders are is somebody's checkpoint.
+    """Whether a folder with the name of a staging folder is a user's checkpoint.
 
-    A save takes its claim away last, so what it leaves has one for as long as it has a manifest.
+    A save removes its claim last, so its leftovers have a claim for as long as they have a
+    manifest.
     """
     return (staged / MANIFEST).exists() and not _claim_of(staged).exists()
 
@@ -212,7 +216,7 @@ def staged_in(parent: Path, names: Iterable[str]) -> list[Path]:
 def target_of(staged: Path, text: ClaimText | None) -> Path:
     """The path that a staging folder was made for, as far as it is known."""
     name = text.name if text else ""
-    # A claim is somebody's file: its name may lead out of the folder.
+    # A claim is an untrusted file: the name in it may lead out of the folder.
     known = name not in ("", ".", "..") and "/" not in name and "\0" not in name
     return staged.parent / (name if known else parts_of(staged)["name"])
 
@@ -233,8 +237,8 @@ def reclaim(folder: Path, identity: str) -> Claim | None:
     locked = lock(descriptor)
     if locked is Lock.LACKING:
         with opened_claim(staged) as (_, text):
-            dead = text is not None and fate(text, locked, local=is_local(folder.parent))
-        locked = Lock.TAKEN if dead is Fate.DEAD else Lock.HELD
+            dead = text is not None and owner_state(text, locked, local=is_local(folder.parent))
+        locked = Lock.TAKEN if dead is OwnerState.DEAD else Lock.HELD
     if locked is Lock.HELD:
         os.close(descriptor)
         raise CheckpointExistsError(
@@ -263,6 +267,7 @@ def remove_tree(folder: Path) -> None:
         for name in files + [name for name in folders if os.path.islink(f"{each}/{name}")]:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(each, name))
+            WORK.get().moved = time.monotonic()
         with contextlib.suppress(OSError):
             os.rmdir(each)
     with contextlib.suppress(OSError):

@@ -1,14 +1,14 @@
-"""An output in another library's format, which gets its name only when it is whole.
+"""An output in another library's format, which gets its name only when it is complete.
 
 1. `OutputPath.begin` looks at the path, claims a staging folder beside it as a save does
    (`xckpt.storage.commit.folder`), and makes a folder for the output in it.
 2. `StagedOutput.note` keeps a digest of the output's layout there. `OutputPath.begin` continues
-   an output of the same identity and layout; another process that knows the token and means the
-   same layout takes part with `OutputPath.attach`.
+   an output of the same identity and layout; another process that knows the token and has the same
+   layout takes part with `OutputPath.attach`.
 3. `StagedOutput.publish` syncs every file and folder, looks at the path again, and takes the step
-   that the rules of `xckpt.core.commit` say.
+   that the rules of `xckpt.core.commit` give.
 
-Only what the format itself would write is ever replaced: a folder with other files in it is
+Only files that the format itself would write are ever replaced: a folder with other files in it is
 refused, and so is a file of another name.
 """
 
@@ -34,12 +34,12 @@ _OUTPUT = "output"
 
 @dataclass(frozen=True, slots=True)
 class OutputPath:
-    """The path that an output is to have."""
+    """The final path of an output."""
 
     path: Path
     """Symbolic links followed."""
     foreign: Callable[[Path], str]
-    """Says why what is at the path is no output of the format; empty if it is one."""
+    """Returns why what is at the path is not an output of the format; empty if it is one."""
     overwrite: bool = False
     """Whether an output of the same format may be replaced."""
     single: bool = False
@@ -115,13 +115,13 @@ class OutputPath:
 
 @dataclass(slots=True)
 class StagedOutput(StagedFolder):
-    """Where an output is written before it has its name."""
+    """A staged output, before it has its name."""
 
     output: OutputPath
 
     @property
     def token(self) -> str:
-        """What another process attaches with."""
+        """The token with which another process attaches."""
         return self.staging.name.rpartition("-")[2]
 
     @property
@@ -138,7 +138,7 @@ class StagedOutput(StagedFolder):
         return file
 
     def note(self, layout: bytes) -> None:
-        """Let other processes attach, if they mean the same layout."""
+        """Let other processes attach, if they have the same layout."""
         with storage_errors(self.staging):
             (self.staging / _LAYOUT).write_bytes(layout)
 

@@ -1,16 +1,17 @@
-"""What a bucket permits, found out before anything is uploaded, and what could not be removed.
+"""What a bucket permits, checked before anything is uploaded; and reports of keys that could not be
+removed.
 
-A save lists, reads, writes on a condition, and deletes. `look` asks for these at once, beside the
-manifest that it has to read anyway:
+A save lists, reads, writes conditionally, and deletes. `look` requests these at once, together with
+the manifest that it reads anyway:
 
 1. The manifest is read, and the keys at the path are listed: a claim is among them.
 2. A key that is not there is deleted, which changes nothing.
-3. A save to a free path claims it by a write on a condition, so it needs no trial. Before an
+3. A save to a free path claims it by a conditional write, so it needs no trial. Before an
    overwrite, `check_conditions` tries to write a new key on the condition that it is the old
-   manifest. That must be refused: a storage that does it does not keep conditions, and two saves
-   at once would not be distinguished. Where no manifest is, a key is created twice, and removed.
-4. TensorStore takes a listing that Google's storage refuses for an empty one. So what is known to
-   be there has to be in it: the manifest, or else the claim, once it is written (`check_listing`).
+   manifest. That must be refused: a storage that accepts it ignores conditions, and could not
+   separate two concurrent saves. If there is no manifest, a key is created twice, and removed.
+4. TensorStore reports a listing that Google's storage refuses as empty. So a key that is known to
+   exist must be in it: the manifest, or else the claim, once it is written (`check_listing`).
 
 So a fresh save makes 2 requests more than without these, an overwrite 3, in as many round trips.
 """
@@ -50,7 +51,7 @@ def look(
     """What is at a place in a bucket: the manifest, and the keys.
 
     Raises:
-        CheckpointExistsError: a checkpoint, which may not be replaced; for keys nothing waits.
+        CheckpointExistsError: a checkpoint, which may not be replaced; nothing waits for the keys.
         StorageError: the bucket is not there, or these credentials may not read, list or delete.
     """
     reading = store.read(MANIFEST)
@@ -82,7 +83,7 @@ def find_keys(
 
 
 def check_listing(store: ts.KvStore, target: Location, claimed: bytes) -> None:
-    """Have a bucket list the claim that was just written, where a refusal looks like an empty list.
+    """Check that a bucket lists the claim just written: a refusal looks like an empty list.
 
     Args:
         store: at the target.
@@ -102,12 +103,12 @@ def check_listing(store: ts.KvStore, target: Location, claimed: bytes) -> None:
 def check_conditions(
     store: ts.KvStore, target: Location, key: str, seen: ts.KvStore.ReadResult
 ) -> None:
-    """Have a bucket refuse to write a new key on a condition that does not hold.
+    """Check that a bucket refuses to write a new key on a condition that does not hold.
 
     Args:
         store: at the target.
         target: for errors.
-        key: which key; it is not there, nor afterwards.
+        key: which key; it does not exist before or afterwards.
         seen: what was read at another key.
 
     Raises:
@@ -115,7 +116,7 @@ def check_conditions(
     """
     other, made = seen.stamp.generation, False
     if seen.state != "value":
-        # The condition is that nothing is there: it holds the first time.
+        # The condition is that the key does not exist: it holds the first time.
         made = bool(_permitted("write", store.write(key, b"", if_equal=other), target).generation)
     kept = not _permitted("write", store.write(key, b"", if_equal=other), target).generation
     if made or not kept:
@@ -151,7 +152,7 @@ def _may_not(what: str, target: Location) -> StorageError:
 
 
 def note_left(target: Location, left: Mapping[str, int], error: Exception, *, failed: bool) -> None:
-    """Say what could not be removed: in the log, and in the error of a save that has failed.
+    """Report keys that could not be removed: in the log, and in the error of a failed save.
 
     Args:
         target: of the save.

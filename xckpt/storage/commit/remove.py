@@ -1,11 +1,11 @@
-"""Removing a checkpoint: at no moment is a part of it readable as a checkpoint.
+"""Removing a checkpoint: a part of it is never readable as a checkpoint.
 
 1. The claim of a save is written, so that a path whose removal was killed is known as unfinished: a
    save with ``overwrite=True`` clears it. On a full disk it is written after the next step.
 2. The manifest is deleted, on the condition that it is still the one that was seen. From here on
-   there is no checkpoint, and who reads it gets an error that says so.
+   there is no checkpoint, and readers get an error that says so.
 3. Everything that this manifest implies is deleted, a few files at a time, no faster than a `Pace`
-   says. What the storage refuses is tried again, later each time.
+   says. Deletions that the storage refuses are retried, at growing intervals.
 4. Then the claim goes, and the folder if it is empty. Other files there are the user's and stay.
 """
 
@@ -26,7 +26,9 @@ import tensorstore as ts
 
 from xckpt.core.commit import Step
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
+from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import NotACheckpointError, StorageError
+from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -58,48 +60,53 @@ class Pace:
 
     @property
     def at_once(self) -> int:
-        """Keys of a bucket that are to be deleted between two calls of `after`."""
+        """Keys of a bucket to delete between two calls of `after`."""
         return UNPACED if self._per_second is None else AT_ONCE
 
     def after(self, count: int) -> None:
-        """Wait as long as the deletion of some files was too quick."""
+        """Wait for as long as the deletion of some files was too quick."""
         if self._per_second is not None:
             now = time.monotonic()
             self._next = max(self._next, now) + count / self._per_second
             self.rest(self._next - now)
 
     def rest(self, seconds: float) -> None:
-        """Wait, unless somebody waits for the end."""
+        """Wait, unless a caller waits for the end."""
         self._hurry.wait(seconds)
 
     def hurry(self) -> None:
-        """Wait no more, for somebody waits for the end."""
+        """Stop pausing: a caller waits for the end."""
         self._hurry.set()
 
     def calm(self) -> None:
-        """Nobody waits for the end any more."""
+        """Pause again: no caller waits for the end any more."""
         self._hurry.clear()
 
 
 @dataclass(slots=True)
 class Hidden:
-    """What was a checkpoint, and is to be deleted."""
+    """A former checkpoint that is being deleted."""
 
     target: Location
     keys: list[str]
-    """Its files, and in a local folder its folders; without what is to go last."""
+    """Its files, and in a local folder its folders; without those that go last."""
     last: list[str]
-    """The marks of what else is there."""
+    """The marks that go last."""
 
-    def sweep(self, pace: Pace) -> None:
+    def sweep(self, pace: Pace, progress: Watcher = None) -> None:
         """Delete it.
+
+        Args:
+            pace: how fast.
+            progress: called with the files that have gone.
 
         Raises:
             StorageError: the storage refused again and again; says what is left.
         """
+        counter = ProgressCounter(len(self.keys), progress, "files")
         with storage_errors(self.target):
             for delay in (*DELAYS, None):
-                error = self._sweep(pace)
+                error = self._sweep(pace, counter)
                 if error is None:
                     break
                 if delay is None:
@@ -108,15 +115,18 @@ class Hidden:
                     ) from error
                 pace.rest(delay)
 
-    def _sweep(self, pace: Pace) -> Exception | None:
-        """Try it once; what was refused first, if anything."""
+    def _sweep(self, pace: Pace, counter: ProgressCounter) -> Exception | None:
+        """Try it once; returns the first refusal, if any."""
         store, folder = open_store(self.target), self.target.folder
         left: dict[str, Exception] = {}
         at_once = AT_ONCE if folder is not None else pace.at_once
         for first in range(0, len(self.keys), at_once):
             some = self.keys[first : first + at_once]
-            left |= _delete(store, folder, some, self.target)
+            refused = _delete(store, folder, some, self.target)
+            left |= refused
+            counter.add(len(some) - len(refused))
             pace.after(len(some))
+            WORK.get().moved = time.monotonic()
         self.keys = _with_folders(left, self.keys)
         if not left:
             left = _delete(store, folder, self.last, self.target)
@@ -140,7 +150,7 @@ def _with_folders(left: Iterable[str], keys: Iterable[str]) -> list[str]:
 
 
 def hide_checkpoint(target: Location) -> Hidden:
-    """Take the checkpoint at a place out of sight: its manifest is deleted, and no more.
+    """Hide the checkpoint at a place: delete its manifest and nothing else.
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
@@ -158,7 +168,7 @@ def hide_checkpoint(target: Location) -> Hidden:
         staging = KeyStaging(
             Step.GENERATION, target, target, generation, seen.value, listing=listing
         )
-        # Listed before: what others begin to write afterwards is not to be touched.
+        # Listed before: keys that others begin to write afterwards must not be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
         claimed = _claim(store, target)
         if not _withdraw(store, target, generation, full=not claimed):
@@ -175,7 +185,7 @@ def hide_checkpoint(target: Location) -> Hidden:
 
 
 def _claim(store: ts.KvStore, target: Location) -> bool:
-    """Write the claim; a full disk has no room for it, and deleting is what makes room."""
+    """Write the claim, unless a full disk has no room for it: deleting makes room."""
     text = msgspec.json.encode(ClaimText.own(new_identity()))
     try:
         answer(store.write(CLAIM, text), target)
@@ -189,7 +199,7 @@ def _claim(store: ts.KvStore, target: Location) -> bool:
 
 
 def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, full: bool) -> bool:
-    """Delete the manifest if it is still the one that was seen; whether it was.
+    """Delete the manifest if it is still the one that was seen; returns whether it was.
 
     TensorStore makes a file to lock it, for which a ``full`` disk may have no room; no save can
     commit another one then.
@@ -238,11 +248,15 @@ def _delete_entry(entry: str) -> None:
             os.rmdir(entry)  # files of the user may be in it
 
 
-def remove_checkpoint(target: Location) -> None:
+def remove_checkpoint(target: Location, progress: Watcher = None) -> None:
     """Delete the checkpoint at a place.
+
+    Args:
+        target: where it is.
+        progress: called with the files that have gone.
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
         StorageError: the storage refused, or another save has replaced the checkpoint just now.
     """
-    hide_checkpoint(target).sweep(Pace())
+    hide_checkpoint(target).sweep(Pace(), progress)

@@ -9,7 +9,7 @@ removes what was written. Only the coordinator does any of this.
    the two, syncs the parent, and removes what is left. The user's own files in the old folder are
    carried over before (`xckpt.storage.commit.carry`).
 2. `StagedCheckpoint` is a checkpoint of our own: the manifest goes in last, and then every folder
-   is synced upward, for TensorStore has synced only the files and the folders they are in.
+   is synced upward, because TensorStore has synced only the files and the folders they are in.
 3. Elsewhere a save is staged among the path's own keys (`xckpt.storage.commit.keys`).
 """
 
@@ -53,16 +53,16 @@ logger = logging.getLogger("xckpt")
 
 @dataclass(slots=True)
 class StagedFolder:
-    """What is to get a path's name, in a claimed folder beside it."""
+    """A file or folder staged in a claimed folder beside the path that it will get."""
 
     target: Path
     """The path, symbolic links followed."""
     staging: Path
     """The staging folder."""
     claim: Claim | None
-    """None in a process that takes part in what another has claimed."""
+    """None in a process that takes part in an output that another process has claimed."""
     keep: bool = field(default=False, init=False)
-    """Whether `abort` leaves what is written to a process that resumes the save."""
+    """Whether `abort` keeps what is written for a process that resumes the save."""
 
     @property
     def named(self) -> Path:
@@ -73,7 +73,7 @@ class StagedFolder:
         """Give what is staged the path's name, and make that durable.
 
         Raises:
-            CheckpointExistsError: something else has got the name meanwhile.
+            CheckpointExistsError: the name was taken by something else meanwhile.
             OSError: the system refused.
         """
         if step is Step.EXCHANGE:
@@ -90,7 +90,7 @@ class StagedFolder:
         self.release()
 
     def remove_replaced(self) -> None:
-        """Remove what is in the staging folder now: after an exchange, the old folder."""
+        """Remove the present content of the staging folder: after an exchange, the old folder."""
         shutil.rmtree(self.staging, ignore_errors=True)
 
     def release(self) -> None:
@@ -107,7 +107,7 @@ class StagedFolder:
     def _remove_staged(self) -> None:
         """Remove it under another name: other ranks may be writing into it for a moment.
 
-        That name has the same claim, so that what a kill leaves there is known for dead.
+        That name has the same claim, so that after a kill the remains are recognised as dead.
         """
         aside = staging_folder(self.target, new_identity())
         claim = aside.with_name(f"{aside.name}.claim")
@@ -152,7 +152,7 @@ class StagedCheckpoint(StagedFolder):
     exchanging: bool = field(default=False, init=False)
     """Whether the two folders may have been exchanged."""
     opened: int = field(default=-1, init=False)
-    """A descriptor of the staging folder, which tells it from one that took its place."""
+    """A descriptor of the staging folder, which identifies it even if another took its place."""
 
     def __post_init__(self) -> None:
         self.opened = os.open(self.staging, os.O_RDONLY | os.O_CLOEXEC)
@@ -185,7 +185,7 @@ class StagedCheckpoint(StagedFolder):
             self.take_name(self.step)
 
     def _check_staging(self) -> None:
-        """Refuse to commit what was written to two folders: TensorStore makes what is missing."""
+        """Refuse to commit a save that went to two folders: TensorStore creates missing folders."""
         if self.opened >= 0:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self.opened), os.stat(self.staging)):
@@ -214,7 +214,7 @@ class StagedCheckpoint(StagedFolder):
         self.exchanging = True
 
     def remove_replaced(self) -> None:
-        """Remove the old folder; what would be lost with it is carried over before."""
+        """Remove the old folder; files that would be lost with it are carried over first."""
         if self.exchanging:
             remove_old(self.staging, self.target)
 
@@ -250,10 +250,10 @@ def begin(
     """Look at a path and open a place to write to.
 
     Args:
-        target: where the checkpoint shall be.
+        target: where the checkpoint goes.
         overwrite: whether it may replace another.
         identity: name of a resumable save; on local folders, staging left under it is reused.
-        planned: what the checkpoint will hold, where that is known.
+        planned: what the checkpoint will hold, if that is known.
 
     Raises:
         CheckpointExistsError: something is there, and it may not be replaced.
@@ -329,7 +329,7 @@ def _has_many_files(planned: Manifest | None, folder: Path) -> bool:
 
 
 def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:
-    """Whether the staging folder can take the old one's place without a loss."""
+    """Whether the staging folder can replace the old one without a loss."""
     return can_exchange(staged.staging) and can_carry(staged.target, staged.staging, planned)
 
 

@@ -2,14 +2,14 @@
 
 1. Where a tensor is cut into the same chunks in both, the digests of the chunks tell, and no data
    is read: they are of the elements as they were saved, so equal digests are equal elements.
-2. Elsewhere both are read, slab by slab, and their bytes compared: -0.0 is not 0.0, and a NaN is
+2. Otherwise both are read, slab by slab, and their bytes compared: -0.0 is not 0.0, and a NaN is
    the same NaN.
 3. Python values are compared by what spells them, so NaN equals NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +19,8 @@ from xckpt.core.geometry.cell_blocks import cell_at
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.differences import Difference, structural_differences
 from xckpt.core.values import encode_value, shown_value
-from xckpt.progress import Progress
 from xckpt.storage.array import DIGEST_BYTES
-from xckpt.storage.budget import ProgressCounter
+from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.chunks.digests import BLOCK
@@ -29,8 +28,6 @@ from xckpt.storage.contents.slabs import any_order
 from xckpt.storage.stored_array import StoredArray
 
 OURS = "xckpt"
-Watcher = Callable[[Progress], None] | bool | None
-"""What is called with the progress; see `xckpt.LoadOptions`."""
 
 
 def differences(
@@ -96,7 +93,7 @@ def _arrays(checkpoint: Checkpoint, names: Iterable[str]) -> list[ZarrArray]:
 
 
 def _by_digests(first: Checkpoint, second: Checkpoint, name: str) -> str | None:
-    """Where a tensor differs, empty if nowhere; None where digests cannot tell.
+    """Where a tensor differs (empty if nowhere); None if digests cannot tell.
 
     They can where the chunks of both are the same boxes; other libraries' formats have none.
     """

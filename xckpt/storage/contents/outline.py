@@ -1,6 +1,5 @@
-"""A stored tensor as text: all of a few elements, of many only those at the ends, as NumPy prints.
-
-Only what is shown is read.
+"""A stored tensor as text: all elements if there are few, else those at the ends, as NumPy prints.
+Only elements that are shown are read.
 """
 
 from __future__ import annotations

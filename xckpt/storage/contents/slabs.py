@@ -1,4 +1,4 @@
-"""A stored tensor part after part, each verified, within a budget of bytes."""
+"""A stored tensor part by part, each verified, within a budget of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the numbers of a tensor are like: least, largest, mean, and how many are none.
+"""Statistics of a tensor: least, largest, mean, and how many elements are NaN or infinite.
 
 1. `of_block` looks at a block of elements that fits a processor's cache, as float64, complex128 or
    integers: small floats are exact in float64.
@@ -99,7 +99,8 @@ def _computed(block: NDArray[np.generic]) -> NDArray[Any]:
         return block.view(np.uint8)
     if block.dtype.name.startswith(("int", "uint")):  # ml_dtypes' types of few bits
         return block.astype(np.int64)
-    return block.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # the processor reports each signalling NaN
+        return block.astype(np.float64)
 
 
 def _summed(kept: NDArray[Any], count: int, nans: int, infinities: int) -> Statistics:

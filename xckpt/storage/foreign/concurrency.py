@@ -1,15 +1,21 @@
 """Reads of many items from another library's files.
 
 1. In a bucket, threads wait for answers most of the time: there are more of them.
-2. What is wrong with one item does not hide what is wrong with the next: `map_named` gathers it.
+2. `machine_memory` bounds what must be in memory at once.
+3. A fault of one item does not hide that of the next: `map_named` gathers them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final, TypeVar
 
+from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
@@ -23,7 +29,7 @@ BUCKET_THREADS: Final = 16
 """Threads that read from a bucket: each holds some MiB of answers."""
 
 FAULTS: Final = (UnsafePickleError, ManifestError, CorruptCheckpointError, UnsupportedLeafError)
-"""What can be wrong with an item, the worst first."""
+"""The errors that an item may have, the worst first."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,6 +38,24 @@ R = TypeVar("R")
 def reading_threads(path: object) -> int | None:
     """How many threads should read from a path; None for the default, where it is local."""
     return BUCKET_THREADS if isinstance(path, StoredPath) else None
+
+
+def machine_memory() -> int:
+    """Bytes of memory that this process can have at most, as far as the system tells.
+
+    Example:
+        >>> machine_memory() > 1 << 27
+        True
+    """
+    limits = [1 << 62]
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space)
+    with contextlib.suppress(OSError, ValueError):  # a container's limit, if it has one
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
 
 
 def map_named(
@@ -64,7 +88,7 @@ def map_named(
     if threads is None or len(named) < 2:
         results = [tried(item) for _, item in named]
     else:
-        with ThreadPoolExecutor(threads) as executor:
+        with ThreadPoolExecutor(threads, "xckpt", WORK.set, (WORK.get(),)) as executor:
             results = list(executor.map(tried, [item for _, item in named]))
     for kind in FAULTS:
         problems = [

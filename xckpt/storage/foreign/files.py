@@ -1,17 +1,18 @@
 """Files of other libraries, open for reads by range: local files, and objects of a bucket.
 
 1. `OpenFile` is a local file. Ranges are read straight into memory, two to four times as fast as
-   through TensorStore. Nothing is mapped, so that a file cut off during a read is an error and does
-   not end the process.
+   through TensorStore. Nothing is mapped: a file that is truncated during a read is an error and
+   does not end the process.
 2. `StoredFile` is an object. Each range is a request, with several in flight. Each answer carries
    the object's generation, so that contents from before and after a replacement never mix.
-3. TensorStore does not say how long an object is. A format that says where its file ends has that
-   checked, by asking for the last byte and for the one after it.
+3. TensorStore does not say how long an object is. If a format says where its file ends, that is
+   checked by asking for the last byte and for the one after it.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -23,12 +24,14 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
+from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 from xckpt.storage.location import answer, check_process, storage_errors
 
-LONGEST_TRANSFER: Final = 1 << 30
-"""The kernel moves at most 2 GiB a call."""
+LONGEST_TRANSFER: Final = 1 << 26
+"""Bytes of one call; larger calls are no quicker, and after each the other ranks can be told that
+this one makes progress."""
 REQUEST_BYTES: Final = 1 << 22
 """Longest range of one request."""
 IN_FLIGHT: Final = 2
@@ -51,13 +54,18 @@ class OpenFile:
     """
 
     free_bytes: int = 0
-    """Largest gap between two ranges, bytes, that is read along to save a request."""
+    """Largest gap between two ranges, bytes, that is read to save a request."""
 
     def __init__(self, path: Path | str, *, write: bool = False) -> None:
-        self.path = Path(path)
+        self._path = path
         flags = os.O_RDWR if write else os.O_RDONLY
-        # Opening a pipe that someone has put here would wait for its other end.
+        # Opening a pipe would wait for its other end.
         self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    @property
+    def path(self) -> Path:
+        """The file, by its path."""
+        return Path(self._path)
 
     @property
     def most_bytes(self) -> int:
@@ -83,7 +91,9 @@ class OpenFile:
 
     def whole(self, most: int) -> bytes | None:
         """All of it; None if it is longer than ``most`` bytes."""
-        data = os.pread(self.descriptor, min(most, self.most_bytes) + 1, 0)
+        if self.most_bytes > most:
+            return None
+        data = os.pread(self.descriptor, self.most_bytes + 1, 0)
         return None if len(data) > most else data
 
     def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
@@ -95,11 +105,12 @@ class OpenFile:
         parts: list[bytes] = []
         for start, stop in ranges:
             parts.append(os.pread(self.descriptor, stop - start, start))
+            WORK.get().moved = time.monotonic()
             if len(parts[-1]) != stop - start:
-                raise _truncated(self.path, start, stop)
+                raise _truncated(self._path, start, stop)
         return parts
 
-    def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
+    def read_into(self, position: int, buffer: memoryview) -> None:
         """Fill a run of bytes from those at ``position``.
 
         Raises:
@@ -107,11 +118,12 @@ class OpenFile:
         """
         done = 0
         while done < len(buffer):
-            part = buffer[done : done + LONGEST_TRANSFER].data
+            part = buffer[done : done + LONGEST_TRANSFER]
             count = os.preadv(self.descriptor, [part], position + done)
             if count == 0:
-                raise _truncated(self.path, position, position + len(buffer))
+                raise _truncated(self._path, position, position + len(buffer))
             done += count
+            WORK.get().moved = time.monotonic()
 
     def write_from(self, position: int, buffer: NDArray[np.uint8]) -> None:
         """Put a run of bytes at ``position``."""
@@ -119,6 +131,7 @@ class OpenFile:
         while done < len(buffer):
             part = buffer[done : done + LONGEST_TRANSFER].data
             done += os.pwrite(self.descriptor, part, position + done)
+            WORK.get().moved = time.monotonic()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -157,7 +170,7 @@ class StoredFile:
         self._generation = b""
 
     def size(self, stated: Callable[[], int]) -> int:
-        """How long it is: as long as its contents say, or it is damaged.
+        """Its length, which must be what its contents say.
 
         Args:
             stated: says how long that is.
@@ -172,7 +185,7 @@ class StoredFile:
         if after is not None or None in last:
             how = "goes on after" if after else "is truncated: it ends before"
             raise CorruptCheckpointError(
-                f"{self.path} {how} byte {end:,}, where its contents say that it ends"
+                f"{self.path} {how} byte {end:,}, where it ends by its contents"
             )
         return end
 
@@ -220,7 +233,7 @@ class StoredFile:
             for future, bounds in zip(futures, ranges, strict=True)
         ]
 
-    def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
+    def read_into(self, position: int, buffer: memoryview) -> None:
         """Fill memory from the bytes at ``position``; errors as of `fetch`."""
         starts = range(0, len(buffer), REQUEST_BYTES)
         cuts = [(start, min(start + REQUEST_BYTES, len(buffer))) for start in starts]
@@ -228,8 +241,7 @@ class StoredFile:
         in_flight = deque(islice(requests, IN_FLIGHT))
         while in_flight:
             start, stop, future = in_flight.popleft()
-            data = self._finish(future, position + start, position + stop)
-            buffer[start:stop] = np.frombuffer(data, np.uint8)
+            buffer[start:stop] = self._finish(future, position + start, position + stop)
             in_flight.extend(islice(requests, 1))
 
     def close(self) -> None:
@@ -300,11 +312,11 @@ def read_whole(path: FilePath, most: int) -> bytes:
     """A small file's bytes.
 
     Raises:
-        StorageError: it is no plain file, longer than ``most`` bytes, or cannot be read.
+        StorageError: it is not a plain file, longer than ``most`` bytes, or cannot be read.
     """
     with storage_errors(path):
         if not path.is_file():
-            raise StorageError(f"{path} is no plain file")
+            raise StorageError(f"{path} is not a plain file")
         with closing(open_file(path)) as file:
             data = file.whole(most)
         if data is None:

@@ -1,8 +1,8 @@
-"""Paths of other libraries' files: `pathlib.Path` for local ones, and its like for a bucket.
+"""Paths of other libraries' files: `pathlib.Path` for local ones, and `StoredPath` for a bucket.
 
 1. `find_path` takes what the user typed. A local path or ``file://`` URL becomes a `Path`, any
    other URL a `StoredPath`; `FilePath` is either.
-2. Object stores have no folders: a `StoredPath` is a folder where keys lie below it. A listing
+2. Object stores have no folders: a `StoredPath` is a folder if keys lie below it. A listing
    returns every key below, so it is requested once, shared by all paths derived from one
    `find_path`, and answers for the files below too. A single file is looked up without a listing.
 """
@@ -24,7 +24,7 @@ from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
 class _Keys:
-    """What is known of a bucket's keys; nothing is requested twice."""
+    """What is known about a bucket's keys; nothing is requested twice."""
 
     def __init__(self, bucket: Location) -> None:
         self.bucket = bucket
@@ -179,7 +179,7 @@ def existing_path(path: str | os.PathLike[str]) -> FilePath:
     """The path of something that is there, on any storage.
 
     Raises:
-        StorageError: it is no path, a URL that is not supported, or the storage refused.
+        StorageError: it is not a path, a URL that is not supported, or the storage refused.
         NotACheckpointError: nothing is there.
     """
     place = find_path(path)
@@ -214,13 +214,13 @@ def file_name_problem(name: object) -> str:
         'leads out of the folder'
     """
     if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
-        return "is no name of a file"
+        return "is not a name of a file"
     path = PurePosixPath(name)
     return "leads out of the folder" if path.is_absolute() or ".." in path.parts else ""
 
 
 def named(folder: FilePath, *suffixes: str) -> list[FilePath]:
-    """The entries of a folder, sorted by name; none if it is no folder.
+    """The entries of a folder, sorted by name; none if it is not a folder.
 
     Args:
         folder: where.
@@ -234,7 +234,7 @@ def named(folder: FilePath, *suffixes: str) -> list[FilePath]:
 
 @contextlib.contextmanager
 def naming(where: object) -> Iterator[None]:
-    """Put the place before the message of an error of this library.
+    """Prefix the message of an error of this library with the place.
 
     Example:
         >>> from xckpt.errors import ManifestError

@@ -45,6 +45,11 @@ UNREAD: Final = (
         b"\x89HDF\r\n\x1a\n",
     ),
     Unread(
+        "zarr 2",
+        "open it with zarr.open_group, and save the arrays with xckpt.save",
+        (".zgroup", ".zarray", ".zmetadata"),
+    ),
+    Unread(
         "ONNX", "read it with onnx.numpy_helper and save the arrays with xckpt.save", (".onnx",)
     ),
     Unread(
@@ -58,7 +63,7 @@ UNREAD: Final = (
         (".pkl", ".pickle", ".joblib"),
     ),
 )
-"""The formats that people try."""
+"""Formats that people try to open."""
 
 
 def unread_format(name: str, first: bytes = b"") -> str:

@@ -1,21 +1,21 @@
 """zarr arrays in a folder of another library, as plain files or in OCDBT.
 
 1. `ZarrFolder.open` reads an array's metadata itself and checks what could exhaust memory or kill
-   the process (shape, element type, chunks). Only then does TensorStore open the array.
+   the process (`xckpt.storage.foreign.zarr_limits`). Only then does TensorStore open the array.
 2. `ZarrFolder.create` writes a zarr v3 array's metadata; chunks are uncompressed, each with a
    crc32c, so that TensorStore detects damage in every reader.
-3. A `StoredZarr` reads any box, and writes boxes of whole chunks.
+3. A `StoredZarr` reads any box, and writes boxes of whole chunks. Reads of all arrays in a folder
+   share a budget of memory for the chunks that they decode.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final, TypeGuard
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,9 +26,23 @@ from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.manifest.entries import array_metadata
 from xckpt.core.text.shown import readable_bytes
-from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError, XckptError
+from xckpt.errors import (
+    CorruptCheckpointError,
+    UnsupportedLeafError,
+    XckptError,
+)
+from xckpt.storage.budget import Budget
+from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.foreign.zarr_limits import (
+    LONGEST_DOCUMENT,
+    Limits,
+    document_problem,
+    read_chunk,
+    stored_chunks,
+    too_long,
+)
 from xckpt.storage.location import (
     Location,
     answer,
@@ -38,23 +52,21 @@ from xckpt.storage.location import (
     storage_errors,
 )
 
-MAX_DOCUMENT_BYTES: Final = 1 << 20
 INDEX_BYTES: Final = 1 << 26
 """Cache for the index of an OCDBT database, bytes, so that it is not read for each array."""
-MOST_DIMENSIONS: Final = 32
-MOST_ELEMENTS: Final = 1 << 56
 MOST_ABSENT: Final = 1 << 36
-"""Chunks that are missing are zeros, and a few bytes can claim any number of them: an array of more
-bytes than this has to be stored in part."""
+"""Missing chunks are zeros, and a few bytes can claim any number of them: of an array of more bytes
+than this, a part must be stored."""
 MOST_TIMES: Final = 1024
-"""As many times the bytes of its stored chunks such an array may have."""
-DOCUMENTS: Final = (b"/zarr.json", b"/.zarray", b"/.zattrs")
+"""How many times the bytes of its stored chunks such an array may have."""
 CODECS: Final = ("crc32c",)
 
-_UNREAD: Final = ("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED")
-"""Statuses that say nothing of what is stored."""
-_TYPE_STRING: Final = re.compile(r"[<>|][biufc][0-9]{1,2}")
-"""zarr v2's spelling of NumPy's own types; TensorStore spells the others by name."""
+_UNREAD: Final = (
+    *("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED"),
+    *("PERMISSION_DENIED", "UNKNOWN"),
+)
+"""Statuses that say nothing of what is stored. UNKNOWN is an error of the system without a status
+of its own, such as one of the disk (EIO)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,8 @@ class StoredZarr:
     """What is read and decoded as one, elements."""
     _store: ts.TensorStore
     _location: Location
+    _memory: Budget
+    """For chunks that are being decoded."""
 
     def read(self, offsets: Sequence[int], into: NDArray[np.generic]) -> None:
         """Fill ``into`` with the box of its shape at ``offsets``; thread-safe.
@@ -80,9 +94,17 @@ class StoredZarr:
         """
         if not into.size:
             return
-        with foreign_errors(f"{self.where}: {Box(tuple(offsets), into.shape)}"):
+        box = Box(tuple(offsets), into.shape)
+        # A chunk lies in memory as it is stored and decoded.
+        size = 2 * self.chunks_met(box) * prod(self.chunk) * into.dtype.itemsize
+        with foreign_errors(f"{self.where}: {box}"), self._memory.taken(size):
             destination = ts.array(into, copy=False, write=True)
             answer(destination.write(self._region(offsets, into.shape)), self._location)
+
+    def chunks_met(self, box: Box) -> int:
+        """How many chunks a box meets, each of which is decoded as a whole."""
+        bounds = zip(box.offsets, box.sizes, self.chunk, strict=True)
+        return prod((offset + size - 1) // c - offset // c + 1 for offset, size, c in bounds)
 
     def write(self, offsets: Sequence[int], data: NDArray[np.generic]) -> None:
         """Write a box of whole chunks; thread-safe.
@@ -106,6 +128,7 @@ class ZarrFolder:
         folder: where.
         ocdbt: whether the arrays lie in TensorStore's OCDBT database there, and not in files.
         fill_missing: whether a missing chunk is one of zeros.
+        memory_bytes: what reads may take for the chunks that they decode.
 
     Example:
         >>> from pathlib import Path
@@ -119,16 +142,25 @@ class ZarrFolder:
     """
 
     def __init__(
-        self, folder: FilePath, *, ocdbt: bool = False, fill_missing: bool = False
+        self,
+        folder: FilePath,
+        *,
+        ocdbt: bool = False,
+        fill_missing: bool = False,
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         self.folder = folder
         self.location = Location.parse(str(folder))
         self.ocdbt = ocdbt
         self.fill_missing = fill_missing
+        self._limits = Limits(folder, self.location, memory_bytes)
+        self._memory = Budget(memory_bytes)
         self._root = open_store(self.location)
-        # An index read since then need not be read again.
+        # An index that was read since then is not read again.
         self._opened = time.time()
         if ocdbt:
+            with storage_errors(folder):
+                self._limits.check_database()
             spec = {
                 "driver": "ocdbt",
                 "base": self.location.store_spec(),
@@ -145,13 +177,14 @@ class ZarrFolder:
 
         Raises:
             CorruptCheckpointError: it is missing, or its metadata cannot be trusted.
+            LeafTooLargeError: one of its chunks does not fit ``memory_bytes``.
             UnsupportedLeafError: it has an element type that the format lacks.
             StorageError: the storage refused.
         """
         where = self.location.child(name)
         with foreign_errors(where):
             document = self._document(name, ".zarray" if version == 2 else "zarr.json")
-        problem = _document_problem(document, version)
+        problem = document_problem(document, version)
         if problem:
             raise CorruptCheckpointError(f"{where}: its metadata cannot be trusted: {problem}")
         spec = {
@@ -165,31 +198,36 @@ class ZarrFolder:
         with foreign_errors(where):
             opened = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/")
             store = answer(opened, self.location)
-            layout = store.chunk_layout
             dtype = store.dtype.name
             if dtype not in DTYPES:
                 raise UnsupportedLeafError(f"{where}: dtype {dtype}, which the format lacks")
-            chunk = tuple(size or 1 for size in layout.read_chunk.shape or ())
+            chunk = read_chunk(where, store.chunk_layout)
             if self.fill_missing:
                 self._refuse_absent(name, tuple(store.shape), item_size(dtype), chunk)
-            return StoredZarr(where, tuple(store.shape), dtype, chunk, store, self.location)
+            size = self._limits.check_chunk(where, chunk, item_size(dtype))
+            self._limits.check_stored(self._root, name, chunk, size, document)
+            return self._array(where, tuple(store.shape), dtype, chunk, store)
+
+    def _array(
+        self, where: str, shape: Shape, dtype: str, chunk: Shape, store: ts.TensorStore
+    ) -> StoredZarr:
+        return StoredZarr(where, shape, dtype, chunk, store, self.location, self._memory)
 
     def _refuse_absent(self, name: str, shape: Shape, item: int, chunk: Shape) -> None:
         """Refuse an array that is huge by its shape alone.
 
         Raises:
-            CorruptCheckpointError: hardly anything of it is stored.
+            CorruptCheckpointError: hardly any of it is stored.
         """
         size = prod(shape) * item
         if size <= MOST_ABSENT:
             return
-        within = ts.KvStore.KeyRange(f"{name}/", f"{name}0")  # "0" follows "/"
-        keys = [key for key in self._root.list(within).result() if not key.endswith(DOCUMENTS)]
-        stored = len(keys) * min(prod(chunk) * item, MOST_ABSENT)
+        count = len(stored_chunks(self._root, name))
+        stored = count * min(prod(chunk) * item, MOST_ABSENT)
         if size > stored * MOST_TIMES:
             raise CorruptCheckpointError(
                 f"{self.location.child(name)}: its shape {shape} is {readable_bytes(size)}, of "
-                f"which {len(keys):,} chunks are stored, {readable_bytes(stored)} at most; of more "
+                f"which {count:,} chunks are stored, {readable_bytes(stored)} at most; of more "
                 f"than {readable_bytes(MOST_ABSENT)} a part in {MOST_TIMES:,} has to be stored"
             )
 
@@ -197,13 +235,14 @@ class ZarrFolder:
         path = self.folder / name / file
         content: bytes | None = None
         if self.ocdbt:
-            asked = self._root.read(f"{name}/{file}", staleness_bound=self._opened)
-            read = answer(asked, self.location)
+            key = f"{name}/{file}"
+            self._limits.check_document(self._root, key)
+            read = answer(self._root.read(key, staleness_bound=self._opened), self.location)
             content = read.value if read.state == "value" else None
         elif path.is_file():
-            content = open_file(path).whole(MAX_DOCUMENT_BYTES)
+            content = open_file(path).whole(LONGEST_DOCUMENT)
             if content is None:
-                raise CorruptCheckpointError(f"{path}: over {MAX_DOCUMENT_BYTES:,} bytes long")
+                raise too_long(path, LONGEST_DOCUMENT)
         if content is None:
             raise CorruptCheckpointError(f"{self.location.child(name)}: there is no {file}")
         return msgspec.json.decode(content, type=dict[str, object])
@@ -227,7 +266,7 @@ class ZarrFolder:
         with storage_errors(where):
             opened = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/")
             store = answer(opened, self.location)
-        return StoredZarr(where, shape, dtype, chunk, store, self.location)
+        return self._array(where, shape, dtype, chunk, store)
 
 
 @contextlib.contextmanager
@@ -251,36 +290,3 @@ def foreign_errors(where: object) -> Iterator[None]:
             if refused or text.startswith(_UNREAD):
                 raise
             raise CorruptCheckpointError(f"{where}: {error}") from error
-
-
-def _document_problem(document: dict[str, object], version: int) -> str:
-    """What is wrong with an array's metadata; empty if it can be opened safely."""
-    if document.get("zarr_format") != version:
-        return f"it is not of zarr version {version}"
-    shape = document.get("shape")
-    if not _are_counts(shape, 0) or len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_ELEMENTS:
-        return "an absurd shape"
-    dtype = document.get("dtype" if version == 2 else "data_type")
-    known = isinstance(dtype, str) and (dtype in DTYPES or _TYPE_STRING.fullmatch(dtype))
-    if not known:
-        return f"the element type {str(dtype)[:40]!r}"
-    chunk = document.get("chunks")
-    if version == 3:
-        chunk = _nested(document, "chunk_grid", "configuration", "chunk_shape")
-    if not _are_counts(chunk, 1) or len(chunk) != len(shape):
-        return "no chunks that fit its shape"
-    if any(c > max(1, n) for c, n in zip(chunk, shape, strict=True)):
-        return f"chunks of {chunk} for a shape of {shape}"
-    return ""
-
-
-def _nested(document: object, *keys: str) -> object:
-    for key in keys:
-        document = document.get(key) if isinstance(document, dict) else None
-    return document
-
-
-def _are_counts(values: object, least: int) -> TypeGuard[list[int]]:
-    if not isinstance(values, list):
-        return False
-    return all(type(value) is int and least <= value < 1 << 62 for value in values)

@@ -11,8 +11,9 @@ slots, whose file descriptor it passes to each taker.
    into slots set apart for that, and is published as if it had been read.
 
 Sockets carry no data, only these few bytes; a rank that dies closes them, so no rank waits for it.
-One that hangs is given up, by its number, when an answer that it owes has not come for `patience`
-seconds. On Linux the sockets have no files; elsewhere the next exchange removes what was left.
+A rank that hangs is given up, by its number, when an answer that it owes has not come for
+`patience` seconds, or when its reads have made no progress for as long. On Linux the sockets have
+no files; elsewhere the next exchange removes what was left.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from xckpt.errors import StorageError
 from xckpt.storage.host.far import FarRanks
 from xckpt.storage.host.peer import Bytes, Peer, accepted, call, is_own, listen
 from xckpt.storage.host.slots import Slots
+from xckpt.storage.host.threads import Threads
 
 PATIENCE = 1800.0
 """Seconds that a silent rank is waited for, unless the group of the load says otherwise."""
@@ -51,11 +51,10 @@ class Exchange:
         self._listener = self._socket()
         self.address, self._folder = listen(self._listener)
         self._owed: dict[int, deque[float]] = {}
-        """Taker -> when the chunks were published that it has not answered."""
-        self._threads: list[threading.Thread] = []
+        """Taker -> when the chunks were published that it has not yet answered."""
+        self._threads = Threads(self.fail)
         self._takers: dict[int, Peer] = {}
         self._slots = Slots()
-        self._failure: BaseException | None = None
         self._on_failure: Callable[[BaseException], None] = lambda error: None
 
     def _socket(self) -> socket.socket:
@@ -88,7 +87,7 @@ class Exchange:
         self._on_failure = on_failure
         for address, chunks in share.sources.items():
             source = Peer(share.ranks[address], self._socket(), self._patience)
-            self._thread(self._take_from, source, address, len(chunks), share.rank, take)
+            self._threads.start(self._take_from, source, address, len(chunks), share.rank, take)
         if share.own or share.receives:
             with self._slots.make(share, slot_bytes, budget) as file:
                 self._meet(share, file.fileno())
@@ -97,13 +96,13 @@ class Exchange:
     def _meet_far(self, share: SharedReads, receive: Callable[[int, int, Bytes], None]) -> None:
         """Begin to send to ranks of other hosts, and to receive from them."""
         if self._far is not None:
-            self._far.start(share, self._thread)
+            self._far.start(share, self._threads.start)
             room = partial(self.slot, received=True)
             for sender in share.receives:
-                self._thread(self._far.receive_from, share, sender, room, receive)
+                self._threads.start(self._far.receive_from, share, sender, room, receive)
 
     def _meet(self, share: SharedReads, descriptor: int) -> None:
-        """Accept every taker and pass it the segment. A call of one that waits says no rank."""
+        """Accept every taker and pass it the segment. A call by a waiting rank names no rank."""
         missing, addresses = share.takers, share.addresses
 
         def calling(rank: int) -> None:
@@ -114,13 +113,16 @@ class Exchange:
             if not is_own(connection):
                 connection.close()
                 continue
-            # A peer that has hung up again stays missing.
+            # A peer that has closed its connection again stays missing.
             with contextlib.suppress(StorageError):
                 (rank,) = Peer(min(missing), connection, self._patience).receive(1)
+                if rank not in missing:
+                    connection.close()  # it is none of the ranks
+                    continue
                 taker = self._takers[rank] = Peer(rank, connection, self._patience)
                 taker.send_slots(descriptor, self._slots.memory)
                 self._owed[rank] = deque()
-                self._thread(self._await_answers, taker, missing.pop(rank))
+                self._threads.start(self._await_answers, taker, missing.pop(rank))
 
     def slot(self, size: int, *, received: bool = False) -> tuple[int, Bytes]:
         """A free slot, for what this rank reads or another host sends; see `Slots.take`.
@@ -144,7 +146,7 @@ class Exchange:
         """
         self._slots.use(slot, len(takers) + len(far) + 1)
         for taker in takers:
-            self._owed[taker].append(time.monotonic())
+            self._owed[taker].append(self._takers[taker].awake())
             self._takers[taker].send(chunk, slot)
         for rank in far:
             assert self._far is not None
@@ -157,25 +159,24 @@ class Exchange:
         self._slots.release(slot)
 
     def finish(self) -> None:
-        """Wait until everything expected was taken, here and by the others.
+        """Wait until everything expected was taken, here and by the others, or something failed.
+
+        After a failure `close` ends the threads that wait for peers.
 
         Raises:
             StorageError: a peer was lost; or whatever this rank itself has failed with.
         """
-        for thread in self._threads:
-            thread.join()
-        if self._failure is not None:
-            raise self._failure
+        self._threads.wait()
 
     def fail(self, error: BaseException) -> None:
         """Stop waiting: this rank has failed, and slots that it holds will not be free again."""
-        # First: threads that wait for a slot fail too once they wake, with less to say.
+        # First, because threads that wait for a slot fail too once they wake, and tell less.
         self._on_failure(error)
-        self._failure = self._failure or error
+        self._threads.failed(error)
         self._slots.fail(error)
 
     def close(self) -> None:
-        """Close every socket, so that no peer waits for this rank, and end what still delivers."""
+        """Close every socket, so that no peer waits for this rank, and end delivering threads."""
         self._slots.fail(StorageError("the load has ended"))
         if self._far is not None:
             self._far.close()
@@ -183,8 +184,7 @@ class Exchange:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
-        for thread in self._threads:
-            thread.join()
+        self._threads.join()
         self._slots.let_go()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -202,7 +202,7 @@ class Exchange:
         source.send(rank)
         slots = source.receive_slots()
         for _ in range(count):
-            chunk, slot = source.receive(2)
+            chunk, slot = source.receive_chunk()
             take(chunk, slots[slot])
             source.send(slot)
 
@@ -210,18 +210,14 @@ class Exchange:
         """Free the slots whose content a taker has taken."""
         owed = self._owed[taker.rank]
         for _ in range(count):
-            # Nothing is owed before something is published.
-            (slot,) = taker.receive(1, since=lambda: owed[0] if owed else time.monotonic())
+            (slot,) = taker.receive(1, since=partial(self._since, taker))
             owed.popleft()
             self.release(slot)
 
-    def _thread(self, target: Callable[..., None], *arguments: object) -> None:
-        def run() -> None:
-            try:
-                target(*arguments)
-            except BaseException as error:
-                self.fail(error)
-
-        thread = threading.Thread(target=run, name="xckpt-exchange", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _since(self, taker: Peer) -> float:
+        """Since when an answer is owed; a taker that owes none is told of this rank's progress."""
+        owed = self._owed[taker.rank]
+        if owed:
+            return owed[0]
+        taker.say_alive()
+        return taker.awake()

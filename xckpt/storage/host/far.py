@@ -1,15 +1,15 @@
 """Sending verified chunks to ranks of other hosts, and receiving theirs.
 
 Each rank listens on a TCP port; its invitation (`xckpt.engine.ranks.rendezvous`) goes to the others
-with what it wants. Both sides show a half of the invitation's token, so neither takes a stranger
-for a rank.
+with what it wants. Both sides show a half of the invitation's token, so neither accepts a foreign
+process as a rank.
 
-1. A receiver connects to each rank that sends to it, and says its rank.
+1. A receiver connects to each rank that sends to it, and states its rank.
 2. The sender has a thread for each receiver: it sends a chunk's number, its length in bytes and its
-   bytes. That the receiver has no room is known by TCP alone: the sender waits.
+   bytes. If the receiver has no room, TCP makes the sender wait.
 3. The receiver has a thread for each sender: it waits for memory, then fills that.
 
-What is received has memory of its own, apart from what is to be sent: a rank whose memory is full
+Received chunks have memory of their own, apart from chunks to be sent: a rank whose memory is full
 of chunks to be sent still receives, so that no two ranks wait for each other.
 
 A rank that dies closes its sockets; one that is silent is given up, by its number, in `patience`
@@ -23,7 +23,7 @@ import hmac
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import msgspec
@@ -56,7 +56,7 @@ class FarRanks:
         self._closed = False
         self._lock = threading.Lock()
         self._parcels: dict[int, SimpleQueue[Parcel | None]] = {}
-        """What is still to be sent to each rank; None ends it."""
+        """The queue of chunks to send to each rank; None ends it."""
 
     @property
     def reach(self) -> bytes:
@@ -91,7 +91,7 @@ class FarRanks:
         Args:
             share: what this rank receives.
             sender: the rank.
-            room: gives the number of a slot, and its first so many bytes.
+            room: gives the number of a slot and its memory, for a number of bytes.
             take: called with each chunk: its number, the slot's number, its bytes.
 
         Raises:
@@ -113,7 +113,7 @@ class FarRanks:
         if not _shows(peer, invitation.token[HALF:]):
             raise peer_lost(f"rank {sender} {ELSEWHERE} was lost: another process has its port")
         while expected:
-            chunk, length = peer.receive(2)
+            chunk, length = peer.receive_chunk()
             if chunk not in expected:
                 raise peer_lost(f"rank {sender} {ELSEWHERE} sent chunk {chunk}, not asked for")
             expected.discard(chunk)
@@ -178,7 +178,7 @@ class FarRanks:
     def _send_to(self, peer: Peer, count: int) -> None:
         parcels = self._parcels[peer.rank]
         for _ in range(count):
-            parcel = parcels.get()
+            parcel = _next(parcels, peer)
             if parcel is None:
                 return
             chunk, memory, sent = parcel
@@ -189,6 +189,14 @@ class FarRanks:
 
 def _invitation(reach: bytes) -> Invitation:
     return msgspec.msgpack.decode(reach, type=Invitation)
+
+
+def _next(parcels: SimpleQueue[Parcel | None], peer: Peer) -> Parcel | None:
+    """The next chunk to send; meanwhile the receiver is told that this rank makes progress."""
+    while True:
+        with contextlib.suppress(Empty):
+            return parcels.get(timeout=peer.beat)
+        peer.say_alive()
 
 
 def _as_bytes(content: bytes) -> Bytes:
@@ -203,7 +211,7 @@ def _shows(peer: Peer, expected: bytes) -> bool:
 
 
 def _call(invitation: Invitation, rank: int) -> None:
-    """Connect to a rank and hang up.
+    """Connect to a rank and close the connection.
 
     Raises:
         StorageError: the rank no longer listens.

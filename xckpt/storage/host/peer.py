@@ -1,9 +1,10 @@
 """The connection to another rank: numbers and shared memory over a Unix socket, on this host;
 numbers and bytes over TCP, on another (`xckpt.storage.host.far`).
 
-A rank that has closed its end is an error at once, one that is silent an error in time, and both
-name it. On Linux the sockets have no files, so that nothing stays of a process that is killed;
-elsewhere the next `listen` removes it. Processes of other users are refused.
+A rank that has closed its end is an error at once, a silent one after a timeout, and both errors
+name it. A rank that reads from a slow disk sends notes between two chunks that it makes progress.
+On Linux the sockets have no files, so that nothing stays of a process that is killed; elsewhere the
+next `listen` removes it. Processes of other users are refused.
 """
 
 from __future__ import annotations
@@ -21,31 +22,35 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.engine.ranks.waiting import SILENT, given_up, silence
+from xckpt.engine.ranks.alive import WORK
+from xckpt.engine.ranks.waiting import SILENT, Presence, given_up, silence
 from xckpt.errors import RankFailure, RanksFailedError, StorageError
 
 CALL_SECONDS: Final = 1.0
-"""How long a rank that only has to accept a connection may take."""
+"""How long a rank may take just to accept a connection."""
 ACCEPT_SECONDS: Final = 1.0
 """Seconds without a new connection before the missing ranks are called."""
+ALIVE: Final = -1
+"""In place of a chunk's number: the sender makes progress; milliseconds since then follow."""
 FOLDER: Final = "xckpt-sockets-"
-"""How the folder of a socket begins; then come the process and what makes it unique."""
+"""Prefix of a socket's folder; the process number and a unique part follow."""
 
 Bytes = NDArray[np.uint8]
+Moved = TypeVar("Moved")
 
 
 def silent(ranks: Iterable[int], seconds: float) -> RanksFailedError:
-    """The error about ranks that were waited for in vain."""
+    """The error about ranks that did not answer in time."""
     return given_up([RankFailure(rank, SILENT, silence(seconds)) for rank in ranks])
 
 
 class Peer:
-    """The connection to another rank, which is named in all that goes wrong.
+    """The connection to another rank, which every error names.
 
     Every method raises `StorageError` where the rank has closed the connection, and
     `RanksFailedError` where it was silent for ``patience`` seconds.
@@ -54,7 +59,7 @@ class Peer:
         rank: the rank at the other end.
         connection: a socket; it is closed by its owner.
         patience: seconds.
-        where: what is said of the rank's place.
+        where: words for the rank's place.
     """
 
     def __init__(
@@ -65,7 +70,19 @@ class Peer:
         self._connection = connection
         self._patience = patience
         self._lock = threading.Lock()
+        self._said = WORK.get().moved
+        self._away = 0.0
+        """Seconds in which this process did not run while it received."""
         connection.settimeout(patience)
+
+    @property
+    def beat(self) -> float:
+        """Seconds between two notes of progress."""
+        return min(CALL_SECONDS, self._patience / 4)
+
+    def awake(self) -> float:
+        """The clock of the peer's silence: it stands while this process does not run, seconds."""
+        return time.monotonic() - self._away
 
     def connect(self, address: str) -> None:
         """Connect to the rank's address."""
@@ -79,37 +96,54 @@ class Peer:
         with self._lock, self._naming():
             self._connection.sendall(struct.pack(f"<{len(numbers)}q", *numbers))
 
+    def say_alive(self) -> None:
+        """Say how long ago this rank made progress, unless that was said before.
+
+        If the other end is closed, nothing is raised: its last message may still be received.
+        """
+        moved = WORK.get().moved
+        if moved > self._said:
+            self._said = moved
+            with contextlib.suppress(StorageError):
+                self.send(ALIVE, int(1000 * (time.monotonic() - moved)))
+
+    def receive_chunk(self) -> tuple[int, int]:
+        """Receive a chunk's number, and the number that belongs to it."""
+        heard, work = self.awake(), WORK.get()
+        while True:
+            number, other = self.receive(2, since=lambda heard=heard: heard)
+            now = self.awake()
+            heard = now if number != ALIVE else max(heard, now - other / 1000)
+            # This rank waits for the other, and counts its progress as its own.
+            work.moved = max(work.moved, heard + self._away)
+            if number != ALIVE:
+                return number, other
+
     def receive(self, count: int, since: Callable[[], float] | None = None) -> tuple[int, ...]:
-        """Receive as many numbers; ``since`` says from when on the rank is silent."""
-        began, message = time.monotonic(), b""
+        """Receive ``count`` numbers; ``since`` is when the rank became silent, see `awake`."""
+        message = b""
         with self._naming():
             while len(message) < 8 * count:
-                waited = time.monotonic() - (since() if since is not None else began)
-                if waited >= self._patience:
-                    raise TimeoutError
-                self._connection.settimeout(min(self._patience - waited, CALL_SECONDS))
-                with contextlib.suppress(TimeoutError):
-                    part = self._connection.recv(8 * count - len(message))
-                    message += part
-                    if not part:
-                        raise OSError("it closed its socket")
+                rest = 8 * count - len(message)
+                part = self._patiently(lambda rest=rest: self._connection.recv(rest), since)
+                message += part
+                if not part:
+                    raise OSError("it closed its socket")
         return struct.unpack(f"<{count}q", message)
 
     def send_bytes(self, memory: Bytes) -> None:
         """Send memory, contiguous."""
         with self._lock, self._naming():
             rest = memory.data
-            self._connection.settimeout(self._patience)
             while rest:
-                rest = rest[self._connection.send(rest) :]
+                rest = rest[self._patiently(lambda rest=rest: self._connection.send(rest)) :]
 
     def receive_bytes(self, memory: Bytes) -> None:
         """Fill memory, contiguous."""
         with self._naming():
             rest = memory.data
-            self._connection.settimeout(self._patience)
             while rest:
-                count = self._connection.recv_into(rest)
+                count = self._patiently(lambda rest=rest: self._connection.recv_into(rest))
                 if not count:
                     raise OSError("it closed its socket")
                 rest = rest[count:]
@@ -133,6 +167,20 @@ class Peer:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
+    def _patiently(
+        self, move: Callable[[], Moved], since: Callable[[], float] | None = None
+    ) -> Moved:
+        """What a call of the socket moves; silence counts from now on, or as ``since`` says."""
+        began, presence = self.awake(), Presence()
+        while True:
+            self._away += presence.away()
+            left = self._patience - (self.awake() - (since() if since is not None else began))
+            if left <= 0:
+                raise TimeoutError
+            self._connection.settimeout(min(left, self.beat))
+            with contextlib.suppress(TimeoutError):
+                return move()
+
     @contextlib.contextmanager
     def _naming(self) -> Generator[None, None, None]:
         try:
@@ -152,8 +200,8 @@ def accepted(
 ) -> Generator[socket.socket]:
     """Connections as they come, until no rank is missing any more.
 
-    A rank that failed before it came here never connects, so while waiting each one that is missing
-    is called where it listens itself: it answers as long as its process is in the load.
+    A rank that failed before this point never connects. So each missing one is called at its own
+    address while waiting: it answers as long as its process takes part in the load.
 
     Args:
         listener: where they connect.
@@ -164,12 +212,13 @@ def accepted(
     Raises:
         RanksFailedError: ranks were silent.
     """
-    deadline = time.monotonic() + patience
+    deadline, presence = time.monotonic() + patience, Presence()
     while missing:
         listener.settimeout(min(ACCEPT_SECONDS, patience))
         try:
             connection, _ = listener.accept()
         except TimeoutError:
+            deadline += presence.away()
             if time.monotonic() >= deadline:
                 raise silent(missing, patience) from None
             for rank in missing:
@@ -189,13 +238,13 @@ def call(address: str, rank: int) -> None:
             connection.settimeout(CALL_SECONDS)
             connection.connect(address)
     except TimeoutError:
-        return  # it hangs, which is for the caller's patience
+        return  # it hangs, which the caller's timeout handles
     except OSError as error:
         raise peer_lost(f"rank {rank} of this host failed before it began to read") from error
 
 
 def peer_lost(text: str) -> StorageError:
-    """The error about a rank that is gone, which has an error of its own."""
+    """The error about a lost rank, which has raised an error of its own."""
     error = StorageError(text)
     error.is_consequence = True
     return error
@@ -204,7 +253,7 @@ def peer_lost(text: str) -> StorageError:
 def listen(
     listener: socket.socket, *, abstract: bool = sys.platform == "linux"
 ) -> tuple[str, str | None]:
-    """Have a socket listen where peers of this host find it.
+    """Have a socket listen at an address that peers of this host find.
 
     Args:
         listener: a Unix socket.
@@ -237,7 +286,7 @@ def _remove_leftovers() -> None:
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Whether the process at the other end is this user's; anybody finds an abstract address."""
+    """Whether the process at the other end is this user's; anyone can find an abstract address."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True  # the folder of the socket is this user's alone
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

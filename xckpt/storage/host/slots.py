@@ -1,7 +1,6 @@
-"""Shared memory in slots of one size, each with a count of those that still need what it holds.
-
-There are two kinds of slots, for what a rank reads and for what other hosts send to it, so that a
-rank whose memory is full of chunks to be sent still receives.
+"""Shared memory in slots of one size, each with a count of the users that still need its content.
+There are two kinds of slots, for chunks that a rank reads and for chunks from other hosts, so that
+a rank whose memory is full of chunks to be sent still receives.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class Slots:
         self.memory: Bytes = np.empty((0, 0), np.uint8)
         """A slot a row."""
         self._own = 0
-        """How many are for what this rank reads; they come first."""
+        """How many are for chunks that this rank reads; they come first."""
         self._free: tuple[LifoQueue[int], LifoQueue[int]] = LifoQueue(), LifoQueue()
         """Numbers of the slots that hold nothing, of either kind; after a failure any number. The
         slot that became free last is used first: its pages are there, in all processes, and perhaps
         in a cache."""
         self._users: dict[int, Countdown] = {}
-        """Number of a slot -> how many still need what it holds."""
+        """Number of a slot -> how many users still need its content."""
         self._failure: BaseException | None = None
 
     def make(self, share: SharedReads, slot_bytes: int, budget: int) -> IO[bytes]:
@@ -61,7 +60,7 @@ class Slots:
 
         Args:
             size: bytes.
-            received: whether it is for what another host sends.
+            received: whether it is for a chunk from another host.
 
         Raises:
             BaseException: what `fail` was given.
@@ -74,7 +73,7 @@ class Slots:
         return number, self.memory[number, :size]
 
     def use(self, slot: int, users: int) -> None:
-        """Have a slot stay until so many have called `release`."""
+        """Keep a slot until ``users`` callers have called `release`."""
         self._users[slot] = Countdown(users)
 
     def release(self, slot: int) -> None:
@@ -83,13 +82,13 @@ class Slots:
             self._free[slot >= self._own].put(slot)
 
     def fail(self, error: BaseException) -> None:
-        """Have all that wait for a slot fail: some will not be free again."""
+        """Make all waits for a slot fail: some slots will not be free again."""
         self._failure = self._failure or error
         for free in self._free:
             free.put(0)
 
     def let_go(self) -> None:
-        """The memory is used no more."""
+        """Drop the memory."""
         self.memory = np.empty((0, 0), np.uint8)
 
 

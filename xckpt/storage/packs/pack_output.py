@@ -55,7 +55,7 @@ class PackFile:
             self._write()
 
     def finish(self) -> tuple[bytes, None]:
-        """The pack's name, under which it is now as durable as the orders say.
+        """The pack's name; the pack is now as durable as the orders say.
 
         Raises:
             StorageError: it cannot be written.
@@ -86,7 +86,7 @@ class PackFile:
 
 
 class PackObject:
-    """A pack that grows in memory; as it is sent it is there twice.
+    """A pack that grows in memory; while it is sent it is there twice.
 
     Args:
         root: the root group.

@@ -29,7 +29,7 @@ from xckpt.storage.chunks.digests import BLOCK, Digests, many
 from xckpt.storage.location import Location
 
 MOST_OFFSET = 1 << 62
-"""No file and no object is as long."""
+"""Beyond the length of any file or object."""
 
 _PLACE = struct.Struct("<QQ")
 
@@ -101,7 +101,7 @@ class Places(Digests):
         return [pack_key(self._name(pack)) for pack in range(self.packs)]
 
     def overlap_problem(self, manifest: Manifest) -> str:
-        """Which chunk shares some bytes, but not all, with another; empty if none does.
+        """The chunk that shares some bytes, but not all, with another; empty if there is none.
 
         Raises:
             CorruptCheckpointError: the file of places is too short.

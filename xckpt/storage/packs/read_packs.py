@@ -3,7 +3,7 @@
 1. The chunks that are wanted are put in order by their places (`xckpt.storage.packs.places`), in
    columns.
 2. Ranges of a pack (`xckpt.core.manifest.packs.runs`) are asked for, within the budget
-   (`xckpt.storage.chunks.range_reads`); of a local pack, few at a time.
+   (`xckpt.storage.chunks.range_reads`).
 3. Each chunk of a range is verified, and its elements are handed over.
 """
 
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.grid import Int64s
 from xckpt.core.manifest.packs import runs
 from xckpt.errors import XckptError
-from xckpt.options import default_threads
-from xckpt.storage.array import DIGEST_BYTES, digest_bytes
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.digests import many
 from xckpt.storage.chunks.range_reads import GAP_BYTES, RANGE_BYTES, RangeReads
 from xckpt.storage.chunks.requests import Chunk, ChunkRequest, ChunkRequests
@@ -28,13 +27,13 @@ from xckpt.storage.chunks.requests import Chunk, ChunkRequest, ChunkRequests
 if TYPE_CHECKING:
     from xckpt.storage.chunks.window import ChunkWindow
 
-AHEAD = 2
-"""Ranges of local packs on their way for each thread."""
+FILE_BYTES = 1 << 20
+"""What is read of a local pack at a time: its chunks are copied while they are in the cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedChunks:
-    """Packed chunks that are wanted; their rows are numbered from 0."""
+    """Wanted packed chunks; their rows are numbered from 0."""
 
     numbers: Int64s
     """The numbers of their digests, (n,)."""
@@ -43,9 +42,9 @@ class PackedChunks:
     nbytes: Int64s
     """Bytes of their elements, (n,)."""
     request: Callable[[int], ChunkRequest]
-    """What is wanted of the chunk of a row."""
+    """Gives the request for the chunk of a row."""
     fill: Callable[[int, memoryview], bool]
-    """Takes a row and its verified bytes, and brings them where they go; False if it cannot."""
+    """Delivers the verified bytes of a row; False if it cannot."""
 
 
 class PackedRange(NamedTuple):
@@ -69,59 +68,51 @@ class PackReads(RangeReads[PackedRange]):
         pack, offset, found = places.columns(wanted.places)
         for row in np.flatnonzero(~found).tolist():
             self._look_up(row, pack, offset, found)
-        least = self._least()
+        most = FILE_BYTES if self.window.source.root.driver == "file" else RANGE_BYTES
         for each in np.unique(pack[found]).tolist():
             rows = np.flatnonzero(found & (pack == each))
             key, about = places.pack(each), (offset[rows], wanted.nbytes[rows])
-            for part in runs(*about, gap=GAP_BYTES, most=RANGE_BYTES):
+            for part in runs(*about, gap=GAP_BYTES, most=most):
                 members = rows[part.members]
-                self.begin(key, part, PackedRange(members, offset[members]), least=least)
-
-    def _least(self) -> int:
-        """What a range takes of the budget at least: a disk needs few of them at a time."""
-        window = self.window
-        on_their_way = AHEAD * (1 if window.pool.single else default_threads())
-        return 0 if window.source.root.bucket else window.pool.budget // on_their_way
+                self.begin(key, part, PackedRange(members, offset[members]))
 
     def _look_up(self, row: int, pack: Int64s, offset: Int64s, found: NDArray[np.bool_]) -> None:
-        """Find a place that is not among those that were fetched together."""
+        """Look up a place that was not among those fetched together."""
         chunk = self._wanted.request(row).chunk
         places = self.window.source.integrity.places
         try:
             pack[row], offset[row] = places.of_chunk(chunk.array, chunk.number)
             found[row] = True
         except XckptError as error:
-            self.window.refuse(error)
+            self.refuse(error)
 
     def first(self, members: PackedRange) -> Chunk:
         """The first chunk of a range."""
         return self._wanted.request(int(members.rows[0])).chunk
 
-    def take(self, content: bytes, start: int, members: PackedRange) -> None:
+    def take(self, content: bytes | memoryview, start: int, members: PackedRange) -> None:
         """Verify the chunks of a range that was read from byte ``start`` on, and land them."""
         wanted, source, view = self._wanted, self.window.source, memoryview(content)
-        rows, lows = members.rows, members.offsets - start
+        rows, lows, nbytes = members.rows, members.offsets - start, wanted.nbytes[members.rows]
+        parts = [view[a:b] for a, b in np.stack([lows, lows + nbytes], axis=1).tolist()]
+        digests = list(map(digest_bytes, parts))
         saved, there = many(source.integrity.digests, wanted.numbers[rows])
-        digests: list[bytes] = saved.view(f"V{DIGEST_BYTES}").reshape(-1).tolist()
-        highs = lows + wanted.nbytes[rows]
-        columns = rows.tolist(), lows.tolist(), highs.tolist(), there.tolist(), digests
-        for row, low, high, is_known, expected in zip(*columns, strict=True):
-            elements = view[low:high]
-            digest = digest_bytes(elements)
+        right = there.all() and b"".join(digests) == saved.tobytes()  # as most are
+        if right:
+            source.count(int(nbytes.sum()))
+        for row, part, digest in zip(rows.tolist(), parts, digests, strict=True):
             try:
-                if is_known and digest == expected:
-                    source.count(high - low)
-                else:
+                if not right:
                     source.verify(wanted.request(row).chunk, digest)
-                if not wanted.fill(row, elements):
-                    self._land(wanted.request(row), elements)
+                if not wanted.fill(row, part):
+                    self._land(wanted.request(row), part)
             except XckptError as error:
-                self.window.refuse(error)
+                self.refuse(error)
 
     def _land(self, request: ChunkRequest, content: memoryview) -> None:
         chunk = request.chunk
         data = np.frombuffer(content, chunk.dtype).reshape(chunk.box.sizes)
-        self.window.land(request, data)
+        self.land(request, data)
 
     def read_alone(self, members: PackedRange) -> None:
         """Read chunks one by one."""
@@ -131,7 +122,7 @@ class PackReads(RangeReads[PackedRange]):
 
 def read_rows(window: ChunkWindow, requests: ChunkRequests, rows: Int64s) -> None:
     """Begin to read the packed chunks of some rows."""
-    alone, wanted = requests.alone[rows].tolist(), rows.tolist()
+    alone, wanted = requests.alone[rows].data, rows.data  # which make a number when it is asked for
 
     def fill(row: int, content: memoryview) -> bool:
         destination = alone[row]

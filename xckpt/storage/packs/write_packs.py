@@ -3,8 +3,8 @@
 1. `PackWrites.add` appends a chunk's elements in C order, and digests them. A pack grows in a local
    file, or in memory (`xckpt.storage.packs.pack_output`).
 2. A pack with `PACK_BYTES` is finished under the digest of its content. In a bucket up to
-   `IN_BUCKETS` are under way while the next one fills; `pack_memory` is what they all may take of
-   the budget, and where that is little, packs are smaller.
+   `IN_BUCKETS` are under way while the next one fills; `pack_memory` is their part of the budget;
+   if that is small, packs are smaller.
 3. `PackWrites.flush` begins the last one and gives the packs' names, `PackWrites.wait` waits for
    all. A place has the number of a pack among this rank's.
 4. `merged_places`, on the coordinator, numbers the packs of all ranks by their names, and puts the
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -36,8 +36,10 @@ from xckpt.storage.packs.pack_output import PackFile, PackObject
 IN_BUCKETS: Final = 4
 """Packs under way at a time, in a bucket: each connection is slow."""
 
+Numbers = Callable[[Sequence[Written], int], NDArray[np.int64]]
+
 LEAST_PACK: Final = 1 << 18
-"""However little memory there is, packs have so many bytes."""
+"""Packs have at least this many bytes, however little memory there is."""
 
 
 def pack_memory(where: Location, memory_bytes: int) -> int:
@@ -98,15 +100,15 @@ class PackWrites:
         else:
             hashed = xxhash.xxh3_128()
             for slab in contents(data):
-                pack.append(slab.data)
-                hashed.update(slab.data)
+                pack.append(slab)
+                hashed.update(slab)
             digest = hashed.digest()
         if pack.size >= self._full:
             self._finish()
         return place, digest
 
     def adopt(self, name: bytes) -> int:
-        """Take a pack that is there; its number.
+        """Count an existing pack as one of this rank's; returns its number.
 
         Raises:
             StorageError: a pack before cannot be written.
@@ -150,7 +152,7 @@ class PackWrites:
         """Finish the pack that fills, if one does."""
         if self._pack is None:
             return
-        # What is sent is in memory twice for a moment: so one place less is free.
+        # A pack that is sent is in memory twice for a moment: so one place less is free.
         self._wait_for_all_but(IN_BUCKETS - 1)
         name, writing = self._pack.finish()
         self._pack = None
@@ -182,38 +184,45 @@ def joined(reports: Sequence[Written]) -> Written:
 
 
 def with_places(
-    manifest: Manifest, written: Sequence[Written], numbers: Sequence[NDArray[np.int64]]
+    manifest: Manifest, written: Sequence[Written], numbers: Numbers
 ) -> tuple[Manifest, bytes]:
     """A manifest that knows its packs, and the file of places; see `merged_places`."""
-    packs, places = merged_places(list(arrays(manifest)), written, numbers)
+    packs, places = merged_places(arrays(manifest), written, numbers)
     digest = digest_bytes(places).hex()
     return msgspec.structs.replace(manifest, packs=packs, places=digest), places
 
 
 def merged_places(
-    arrays: Sequence[ZarrArray],
+    arrays: Iterable[ZarrArray],
     written: Sequence[Written],
-    numbers: Sequence[NDArray[np.int64]],
+    numbers: Numbers,
 ) -> tuple[int, bytes]:
     """How many packs all ranks have written, and the content of the file of places.
 
     Args:
         arrays: those of the manifest, in order.
         written: the ranks' reports. Each packed chunk has been written once.
-        numbers: for each report the numbers of the digests of its chunks, in its order.
+        numbers: gives those of the digests of some reports' chunks, and takes their first rank.
     """
-    full = [array for array in arrays if array.count]
-    firsts = np.array([array.first for array in full], np.int64)
-    starts = np.array([-1 if array.place is None else array.place for array in full], np.int64)
-    merged = np.zeros(sum(array.count for array in full if array.place is not None), PLACE)
+    # One by one: a hundred thousand arrays take as much as their digests and places together.
+    placed = ((each.first, _start(each), each.count) for each in arrays if each.count)
+    columns = np.fromiter(placed, "i8,i8,i8")
+    firsts, starts = columns["f0"], columns["f1"]
+    merged = np.zeros(int(columns["f2"][starts >= 0].sum()), PLACE)
     names = sorted({name for report in written for name in report.packs})
     packs = {name: number for number, name in enumerate(names)}
-    for report, chunks in zip(written, numbers, strict=True):
+    for rank, report in enumerate(written):
+        chunks = numbers([report], rank)
         own = np.array([packs[name] for name in report.packs], np.uint64)
         of = np.searchsorted(firsts, chunks, side="right") - 1
         packed = starts[of] >= 0
-        given = b"".join([*(value.places for value in report.long_values), report.places])
+        given = b"".join([report.places, *(value.places for value in report.long_values)])
         places = np.frombuffer(given, PLACE).copy()
         places["pack"] = own[places["pack"].astype(np.int64)]
         merged[(starts[of] + chunks - firsts[of])[packed]] = places
     return len(packs), encode_places(names, merged)
+
+
+def _start(array: ZarrArray) -> int:
+    """The number of an array's first place; -1 if its chunks lie in no pack."""
+    return -1 if array.place is None else array.place

@@ -41,11 +41,11 @@ from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.leaf import (
     check_readable,
     check_writable,
-    mark_changed,
     plain,
     reachable,
     torch_dtype,
 )
+from xckpt.torch.target import mark_changed
 
 SMALL_BYTES = 1 << 16
 """Longest bytes of an object that are looked into for a plain value."""
@@ -101,7 +101,7 @@ class SaveBridge(_Bridge, SavePlanner):
 
         Raises:
             UnsupportedLeafError: its elements cannot be read as they are.
-            PlanError: it is no tensor.
+            PlanError: it is not a tensor.
         """
         index = write_item.index
         item = self.items[index.fqn, index.offset]

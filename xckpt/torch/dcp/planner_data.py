@@ -31,7 +31,7 @@ def pack(planner_data: object, implied: Mapping[str, KeyPath], odd: Mapping[str,
         odd: leaf name -> fqn, where the one does not follow from the other.
 
     Raises:
-        PlanError: it holds something that is no plain value; all such places are listed.
+        PlanError: it holds something that is not a plain value; all such places are listed.
 
     Example:
         >>> pack({"a.b": ("a", "b"), "run": [1, (2,)]}, {"a.b": ("a", "b")}, {})
@@ -103,7 +103,7 @@ def _encode(value: object, where: str, depth: int, problems: list[str]) -> JSONV
             ]
         }
     problems.append(
-        f"{where}: a {type(value).__module__}.{type(value).__qualname__} is no plain value; use "
+        f"{where}: a {type(value).__module__}.{type(value).__qualname__} is not a plain value; use "
         f"None, bool, int, finite float, str, and lists, tuples and dicts of these"
     )
     return None

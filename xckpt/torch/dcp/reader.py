@@ -42,6 +42,7 @@ from xckpt.torch.dcp.hook_watch import HookWatch
 from xckpt.torch.dcp.old_folders import naming_dcp
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
+from xckpt.torch.dcp.shared_memory import check_items
 from xckpt.torch.leaf import torch_dtype
 
 
@@ -286,6 +287,8 @@ class XckptStorageReader(dcp.StorageReader):
         Raises:
             CorruptCheckpointError: something is not what was saved.
             StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
+            UnsupportedLeafError: tensors share memory (tied weights, overlapping views) for which
+                the checkpoint holds different elements. This rank has written nothing then.
         """
         load = self._under_way
         doing = f"dcp.load {os.path.basename(self.path)}"
@@ -334,5 +337,6 @@ def _read(load: _OpenLoad, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None
     if load.watch.is_on:
         load.watch.set_bytes(bytes_read(shares, load.metadata))
     with bridge.raising():
+        check_items(planner, items, wanted, load.metadata, load.reader)
         bridge.begin()
         load.reader.read_data(shares, bridge)

@@ -210,7 +210,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         for rank, (plan, own) in enumerate(zip(plans, ordered, strict=True)):
             writes = own.storage_data
             if isinstance(writes, RankOrders):
-                writes = writes.spelled(WriteItems.of(own.items).table)
+                writes = writes.as_arrays(WriteItems.of(own.items).table)
             assert isinstance(writes, WriteOrders)
             if id(writes) not in encoded:
                 orders = Orders(SESSION, place, leaves.names, writes, len(plans))

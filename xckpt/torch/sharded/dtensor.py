@@ -48,15 +48,14 @@ from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
 from xckpt.torch.leaf import (
-    Memory,
     TensorLeaf,
-    TensorTarget,
     check_readable,
     check_writable,
     known_dtype,
     plain,
 )
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
+from xckpt.torch.target import Memory, TensorTarget
 
 
 class _Chunk(Protocol):
@@ -124,13 +123,14 @@ def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget
             return Memory(tensor, parts, (tensor,))
         return Memory(filled.requires_grad_(tensor.requires_grad), parts)
 
-    return TensorTarget(tuple(tensor.shape), known_dtype(local.dtype, name), boxes, allocate)
+    dtype = known_dtype(local.dtype, name)
+    return TensorTarget(tuple(tensor.shape), dtype, boxes, allocate, in_place)
 
 
 def rebuild_recipe(leaf: torch.Tensor) -> RebuildRecipe | None:
     """A DTensor as its local tensor; over another one it keeps mesh, placements and order of cuts.
 
-    None where the local tensor is no plain one.
+    None where the local tensor is not a plain one.
     """
     tensor = cast(DTensor, leaf)
     local = _local_tensor(tensor)

@@ -20,14 +20,13 @@ from xckpt.core.geometry.spread import Spread
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import (
-    Memory,
     TensorLeaf,
-    TensorTarget,
     check_readable,
     check_writable,
     known_dtype,
     plain,
 )
+from xckpt.torch.target import Memory, TensorTarget
 
 LocalShard = tuple[Box, torch.Tensor]
 """Where in the global tensor a shard belongs, and its elements."""
@@ -66,7 +65,7 @@ class LocalShards:
         """
         parts = self._parts(check_writable)
         memory = Memory(leaf, parts, parts)
-        return TensorTarget(self.shape, self._dtype(), self._boxes(), lambda: memory)
+        return TensorTarget(self.shape, self._dtype(), self._boxes(), lambda: memory, in_place=True)
 
     def new_target(
         self, make: Callable[[], tuple[torch.Tensor, Sequence[LocalShard]]]

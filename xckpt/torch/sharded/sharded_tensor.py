@@ -25,8 +25,9 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.spread import Spread
 from xckpt.core.metadata import Sharding
 from xckpt.torch.copies import RebuildRecipe
-from xckpt.torch.leaf import TensorLeaf, TensorTarget
+from xckpt.torch.leaf import TensorLeaf
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
+from xckpt.torch.target import TensorTarget
 
 
 def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:

@@ -102,7 +102,7 @@ class CpuShards:
         """Copy a tensor's shards to the host, in one transfer.
 
         Raises:
-            UnsupportedLeafError: its shards are no boxes; names the leaf.
+            UnsupportedLeafError: its shards are not boxes; names the leaf.
         """
         layout = ShardLayout.of(global_tensor(leaf), name)
         tensors = unpadded(fetch(global_tensor(leaf), layout), layout)

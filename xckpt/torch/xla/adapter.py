@@ -191,7 +191,7 @@ class XlaAdapter(Adapter[Leaf]):
         """A tensor on an XLA device, or its shards on the host, as a source.
 
         Raises:
-            UnsupportedLeafError: its dtype cannot be stored, or its shards are no boxes; names the
+            UnsupportedLeafError: its dtype cannot be stored, or its shards are not boxes; names the
                 leaf.
         """
         if not isinstance(leaf, torch.Tensor):
@@ -261,7 +261,7 @@ class XlaAdapter(Adapter[Leaf]):
         """Copy an array of the same shape and dtype into a tensor on an XLA device.
 
         Raises:
-            TypeError: `CpuShards`, which are no target.
+            TypeError: `CpuShards`, which are not a target.
             ValueError: shape or dtype differ.
         """
         if isinstance(buffer, torch.Tensor):

@@ -31,7 +31,7 @@ from xckpt.core.geometry.box import Box, Boxes
 from xckpt.errors import UnsupportedLeafError
 
 _REFUSED: Final = {2: "TUPLE", 4: "MANUAL"}
-"""Kinds of sharding (`torch_xla.distributed.spmd.ShardingType`) whose shards are no boxes."""
+"""Kinds of sharding (`torch_xla.distributed.spmd.ShardingType`) whose shards are not boxes."""
 
 Slices = tuple[slice, ...]
 
@@ -173,7 +173,7 @@ def _kind(tensor: torch.Tensor, name: str) -> int | None:
     """The kind of an XLA tensor's sharding; None if it has none.
 
     Raises:
-        UnsupportedLeafError: its shards are no boxes.
+        UnsupportedLeafError: its shards are not boxes.
     """
     xla = _xla()._XLAC
     kind = xla._get_xla_sharding_type(tensor)
@@ -182,7 +182,7 @@ def _kind(tensor: torch.Tensor, name: str) -> int | None:
         kind = xla._get_xla_sharding_type(tensor)
     if kind in _REFUSED:
         raise UnsupportedLeafError(
-            f"{name}: its XLA sharding is of the kind {_REFUSED[kind]}, whose shards are no boxes "
+            f"{name}: its XLA sharding is of the kind {_REFUSED[kind]}, whose shards are not boxes "
             f"of the tensor; save it outside of manual sharding (xs.disable_manual_sharding)"
         )
     return kind

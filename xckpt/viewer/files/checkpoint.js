@@ -69,7 +69,7 @@ class Leaves {
       shape: (leaf) => (this.kind(leaf).shape ?? []).reduce((product, size) => product * size, 1),
       bytes: (leaf) => this.kind(leaf).bytes ?? 0,
       chunks: (leaf) => this.kind(leaf).chunks ?? 0,
-      sharding: (leaf) => this.kind(leaf).sharding ?? "",
+      sharding: (leaf) => shardingText(this.kind(leaf).sharding ?? ""),
       shared: (leaf) => this.shared(leaf),
     };
     return of[column];

@@ -84,13 +84,13 @@ class DiffView {
     const equal = [diff.equal ?? 0, diff.equal_bytes ?? 0];
     if (!differences.length) return [facts, make("p", { class: "good" }, `Nothing differs: ${leavesText(equal[0])} are equal, ${bytesText(equal[1])}.`)];
     const count = new Map();
-    for (const each of differences) {
+    for (const each of differences.filter(({ kind }) => kind !== "metadata")) {
       const [number, bytes] = count.get(each.kind) ?? [0, 0];
       count.set(each.kind, [number + 1, bytes + (each.bytes ?? 0)]);
     }
     const all = [...count, ["equal", equal]];
-    const most = Math.max(1, ...all.map(([, [, bytes]]) => bytes));
-    const sums = all.map(([kind, [number, bytes]]) => [kind === "equal" ? kind : kindText(kind), numberText(number), bytesText(bytes), partBar(bytes / most)]);
+    const sum = Math.max(1, all.reduce((total, [, [, bytes]]) => total + bytes, 0));
+    const sums = all.map(([kind, [number, bytes]]) => [kind === "equal" ? kind : kindText(kind), numberText(number), bytesText(bytes), partBar(bytes / sum)]);
     const shown = differences.slice(0, MOST_DIFFERENCES);
     const rows = shown.map((each) => [this.nameOf(each), kindText(each.kind), each.first, each.second === each.first ? "" : each.second, each.bytes ? bytesText(each.bytes) : ""]);
     const more = differences.length - shown.length;

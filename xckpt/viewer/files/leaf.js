@@ -45,10 +45,17 @@ class LeafView {
     return factsOf([
       ["Dtype", kind.dtype], ["Shape", shapeText(kind.shape)], ["Size", kind.bytes ? bytesText(kind.bytes) : ""],
       ["Layout", kind.layout === "pieces" ? `${counted(kind.arrays.length, "piece")}` : kind.layout ?? "manifest"],
-      ["Chunks", kind.chunks ? `${numberText(kind.chunks)}${first ? ` of ${shapeText(first.chunk)}` : ""}` : ""],
+      ["Chunks", kind.chunks ? `${numberText(kind.chunks)}${this.chunkText()}` : ""],
       ["Zarr shard", first?.shard ? shapeText(first.shard) : ""], ["Sharding", kind.sharding ?? ""], ["Annotation", kind.annotation ?? ""],
       ["Shared", shared ? `${bytesText(shared)} with other checkpoints` : ""],
     ]);
+  }
+
+  /** " of [8, 32]", where all chunks are cut alike. */
+  chunkText() {
+    const shapes = new Set(this.kind.arrays.map((array) => shapeText(array.chunk)));
+    if (shapes.size !== 1 || !this.kind.shape?.length) return shapes.size > 1 ? " of several shapes" : "";
+    return ` of ${[...shapes][0]}`;
   }
 
   /** A Python value: of the manifest, or read when one asks for it. */
@@ -127,7 +134,7 @@ class LeafView {
     this.inner = inner;
     const legend = this.mesh
       ? "Colour and number: the device that held a shard; hatched: several hold it. "
-      : "The sharding is not known. ";
+      : "Which devices held it is not known. ";
     const blue = this.plan?.targets(this.leaf) ? " Blue frames: what a rank of the plan wants." : "";
     const lines = `Thick lines: zarr arrays; dashed: chunks.${blue}`;
     figure.replaceChildren(svg, make("figcaption", {}, legend + lines, notes.length ? ` Note: ${notes.join("; ")}.` : ""));
@@ -151,7 +158,7 @@ class LeafView {
       row.addEventListener("blur", () => this.highlight(null));
     });
     const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Shards in this plane" }, table);
-    return make("div", {}, make("h3", {}, `Shards in this plane: ${numberText(shards.length)}`), scroll);
+    return make("div", {}, make("h3", {}, `${this.kind.shape.length < 3 ? "Shards" : "Shards in this plane"}: ${numberText(shards.length)}`), scroll);
   }
 
   highlight(box) {
@@ -161,7 +168,7 @@ class LeafView {
 
   valueControls() {
     const shown = make("div", { id: "values", "aria-live": "off" });
-    const button = make("button", { type: "button", id: "read", click: () => showValues(shown, this.leaf, this.plane) }, "Read this plane");
+    const button = make("button", { type: "button", id: "read", click: () => showValues(shown, this.leaf, this.plane) }, this.kind.shape.length < 2 ? "Read the values" : "Read this plane");
     return make("div", {}, make("p", {}, button), shown);
   }
 }

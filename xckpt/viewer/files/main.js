@@ -72,7 +72,7 @@ function start() {
     if (page.checkpoint.metadata) tabs.add("metadata", "Metadata", make("pre", {}, page.checkpoint.metadata));
   }
   if (page.run) {
-    found("summary").textContent = runSummary(page.run);
+    found("summary").textContent = runSummary(page.run, page.shared_once ?? 0);
     tabs.add("run", "Run", runView(page));
   }
   tabs.show(tabs.all[0].id);

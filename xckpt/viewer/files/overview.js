@@ -10,8 +10,8 @@ function partsTable(head, parts, id) {
   const rest = sorted.slice(MOST_PARTS);
   const add = (all, name) => all.reduce((sum, each) => sum + each[name], 0);
   if (rest.length) shown.push({ label: `${numberText(rest.length)} more`, count: add(rest, "count"), bytes: add(rest, "bytes") });
-  const most = Math.max(1, ...shown.map((each) => each.bytes));
-  const rows = shown.map((each) => [each.label, numberText(each.count), bytesText(each.bytes), partBar(each.bytes / most)]);
+  const all = Math.max(1, add(parts, "bytes"));
+  const rows = shown.map((each) => [each.label, numberText(each.count), bytesText(each.bytes), partBar(each.bytes / all)]);
   return tableOf([head, "Leaves", "Size", "Share"], rows, [1, 2], { id, class: "parts" });
 }
 
@@ -64,8 +64,8 @@ function largestLeaves(leaves) {
 function overviewOf(leaves, tree, onChoose) {
   if (!leaves.count) return [make("h2", {}, "Nothing is in it"), make("p", { class: "note" }, "This checkpoint holds no leaves.")];
   const largest = largestLeaves(leaves);
-  const most = Math.max(1, ...largest.map((leaf) => leaves.kind(leaf).bytes));
-  const rows = largest.map((leaf) => [leafButton(leaves.names[leaf], () => onChoose(leaf)), shapeText(leaves.kind(leaf).shape), bytesText(leaves.kind(leaf).bytes), partBar(leaves.kind(leaf).bytes / most)]);
+  const all = Math.max(1, leaves.total().bytes);
+  const rows = largest.map((leaf) => [leafButton(leaves.names[leaf], () => onChoose(leaf)), shapeText(leaves.kind(leaf).shape), bytesText(leaves.kind(leaf).bytes), partBar(leaves.kind(leaf).bytes / all)]);
   const parts = containerParts(tree);
   const cut = kindParts(leaves, (kind) => kind.sharding || (kind.kind === "value" ? "a value" : "not known, or whole"));
   return [

@@ -121,7 +121,7 @@ function pictureOf(kind, cuts, mesh, plane, label, targets = null) {
   const svg = draw("svg", { class: "picture", role: "img", "aria-label": label, viewBox: `0 0 ${size.width} ${size.height}`, ...size },
     ends, inner, texts);
   const notes = stored.notes;
-  if (!even) notes.unshift("each axis has its own scale");
+  if (!even && plane.down !== null) notes.unshift("each axis has its own scale");
   if (shards.length > MOST_SHARDS) notes.push(`${numberText(MOST_SHARDS)} of ${counted(shards.length, "shard")} drawn`);
   return { svg, inner, notes, shards };
 }

@@ -16,10 +16,15 @@ function shapeText(shape) {
   return shape ? `[${shape.join(", ")}]` : "";
 }
 
-/** A sharding as short as a column is: "data, model" of "PartitionSpec(data, model) on ...". */
+/** A sharding as short as a column is: "data, model" of "PartitionSpec(data, model) on ...", and "S(0), R" of
+ * "Shard(dim=0), Replicate() on ...", as torch itself shortens it; "whole" where nothing is cut. */
 function shardingText(sharding) {
   const spec = /^PartitionSpec\((.*?)\) on /.exec(sharding);
-  return spec ? spec[1] || "whole" : sharding;
+  if (spec) return /[^-, ]/.test(spec[1]) ? spec[1] : "whole";
+  const placements = /^(_?(?:StridedShard|Shard|Replicate|Partial)\(.*\)) on /.exec(sharding);
+  if (!placements) return sharding;
+  const short = placements[1].replace(/(_?)(?:Strided)?Shard\(dim=(\d+)(?:, sf=(\d+))?\)/g, (_, mark, dim, of) => `${mark}S(${dim}${of ? `, ${of}` : ""})`).replaceAll("Replicate()", "R");
+  return /[^R, ]/.test(short) ? short : "whole";
 }
 
 const CHARACTER = 8.6;
@@ -143,12 +148,18 @@ class LeafList {
     const row = make("div", {
       class: `${this.rowClass}${at === this.active ? " active" : ""}${isLeaf ? "" : " container"}`, id: `row-${at}`, role: "row", "data-at": at, "data-leaf": isLeaf ? node.leaf : null,
       "aria-rowindex": at + 2, "aria-level": node.depth + 1, "aria-expanded": isLeaf ? null : String(node.open), "aria-selected": String(chosen),
-    }, cells.map((text, at) => make("span", { role: "gridcell", class: this.numbered[at] ? "number" : null, title: this.numbered[at] ? null : text }, node.flat && at === 0 ? endOf(text, this.room) : text)));
+    }, cells.map((text, at) => make("span", { role: "gridcell", class: this.numbered[at] ? "number" : null, title: this.numbered[at] ? null : this.titleOf(node, at, text) }, node.flat && at === 0 ? endOf(text, this.room) : text)));
     row.style.top = `${at * ROW}px`;
     const twist = make("span", { class: "twist", "aria-hidden": "true" }, isLeaf ? "" : node.open ? "▾" : "▸");
     row.firstChild.prepend(twist);
     row.firstChild.style.paddingLeft = `${node.depth}em`;
     return row;
+  }
+
+  /** All of what a cell shows the beginning of. */
+  titleOf(node, at, text) {
+    const isSharding = node.leaf !== null && this.columns[at][0] === SHARDING;
+    return isSharding ? (this.leaves.kind(node.leaf).sharding ?? "") : text;
   }
 
   leafCells(node) {
@@ -164,7 +175,7 @@ class LeafList {
 
   containerCells(node) {
     return this.inColumns({
-      name: node.label, dtype: node.kind, shape: `${numberText(node.count)} below`, bytes: bytesText(node.bytes), chunks: numberText(node.chunks),
+      name: node.label, dtype: node.kind, shape: `${numberText(node.count)} below`, bytes: node.bytes ? bytesText(node.bytes) : "", chunks: node.chunks ? numberText(node.chunks) : "",
       sharding: "", shared: node.shared ? bytesText(node.shared) : "",
     });
   }

@@ -49,11 +49,13 @@ function bytesOf(step) {
   return { own: bytes - shared, shared };
 }
 
-/** One line on a run. */
-function runSummary(steps) {
+/** One line on a run: what it takes, and what it would without sharing. */
+function runSummary(steps, once) {
   const sum = (of) => steps.reduce((total, step) => total + of(step), 0);
-  const shared = sum((step) => bytesOf(step).shared);
-  return `a run of ${counted(steps.length, "step")}, ${bytesText(sum((step) => step.bytes ?? 0))}${shared ? `, ${bytesText(shared)} of it shared` : ""}`;
+  const alone = sum((step) => step.bytes ?? 0);
+  const taken = sum((step) => bytesOf(step).own) + once;
+  const shared = once ? `, which would be ${bytesText(alone)} if no files were shared` : "";
+  return `a run of ${counted(steps.length, "step")}, ${bytesText(taken)}${shared}`;
 }
 
 /** A bar: the bytes that are a step's own, then those shared, of the most that a step has. */

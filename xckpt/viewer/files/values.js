@@ -2,7 +2,6 @@
 
 /** A colour between two, four times: viridis' way from dark to light, read by any colour vision. */
 const SCALE = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-const THIN = 24; // pixels of a side that is short
 const NOT_FINITE = [213, 94, 0];
 
 function shade(part) {
@@ -11,10 +10,12 @@ function shade(part) {
   return SCALE[low].map((value, band) => Math.round(value + (SCALE[low + 1][band] - value) * (at - low)));
 }
 
-/** A canvas with a pixel for each cell of rows of numbers; null is a cell with no finite number. */
+/** A canvas with a pixel for each cell of rows of numbers, as large as the picture of the plane; null is a cell with
+ * an element that is not finite. Colours run from the least cell to the largest: means lie closer than elements do. */
 function heatMap(answer) {
-  const { rows, columns, cells, least, largest } = answer;
-  const label = `Heat map of ${counted(rows, "row")} and ${counted(columns, "column")}, from ${least} (dark) to ${largest} (light)`;
+  const { rows, columns, cells } = answer;
+  const { least, largest } = cells.reduce((ends, cell) => (cell === null ? ends : { least: Math.min(ends.least, cell), largest: Math.max(ends.largest, cell) }), { least: Infinity, largest: -Infinity });
+  const label = `Heat map of ${counted(rows, "row")} and ${counted(columns, "column")}, ${coloursText(least, largest)}`;
   const canvas = make("canvas", { class: "heat", role: "img", width: columns, height: rows, "aria-label": label });
   const context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
@@ -24,10 +25,20 @@ function heatMap(answer) {
     image.data.set([...colour, 255], at * 4);
   });
   context.putImageData(image, 0, 0);
-  const zoom = Math.max(1, Math.min(16, Math.floor(480 / Math.max(columns, rows))));
-  canvas.style.width = `${Math.max(columns * zoom, THIN)}px`;
-  canvas.style.height = `${Math.max(rows * zoom, THIN)}px`;
-  return canvas;
+  const { width, height } = pixels(answer.down, answer.across);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const notes = [
+    cells.some((cell) => cell !== null) ? `Colours run ${coloursText(least, largest)}.` : "",
+    cells.length < answer.count ? `A cell is the mean of about ${numberText(Math.round(answer.count / cells.length))} elements.` : "",
+    cells.includes(null) ? "Cells in orange hold NaN or infinity." : "",
+  ];
+  return make("figure", {}, canvas, make("figcaption", {}, notes.filter(Boolean).join(" ")));
+}
+
+/** "from -1 (dark) to 2 (light)" */
+function coloursText(least, largest) {
+  return `from ${numberOr(least)} (dark) to ${numberOr(largest)} (light)`;
 }
 
 /** Bars of a histogram of equal bins. */
@@ -83,8 +94,7 @@ async function showValues(into, leaf, plane) {
       ["Elements", `${numberText(answer.count)}${answer.part ? ` (${answer.part})` : ""}`], ["Least", numberOr(answer.least)], ["Largest", numberOr(answer.largest)], ["Mean", numberOr(answer.mean)],
       ["NaN", numberText(answer.nans)], ["+ infinity", numberText(answer.positive)], ["- infinity", numberText(answer.negative)],
     ];
-    into.replaceChildren(factsOf(facts.map(([term, text]) => [term, text === null ? "none" : String(text)])), ...(answer.cells.length ? [heatMap(answer)] : []), ...(answer.bins.length ? [histogram(answer)] : []));
-    if (answer.nans + answer.positive + answer.negative) into.append(make("p", { class: "note" }, "Cells in orange have no finite number."));
+    into.replaceChildren(factsOf(facts.map(([term, text]) => [term, text === null ? "none" : String(text)])), ...(answer.count > 1 ? [heatMap(answer)] : []), ...(answer.bins.length > 1 ? [histogram(answer)] : []));
     say(`Values read: ${numberText(answer.count)} elements, ${numberText(answer.nans)} NaN`);
   } catch (error) {
     into.replaceChildren(problem(error));

@@ -1,9 +1,10 @@
-"""What a picture of a tensor shows, as rectangles of elements: shards, chunks, zarr shards, arrays.
+"""The content of a picture of a tensor, as rectangles of elements: shards, chunks, zarr shards,
+arrays.
 
 1. A plane lies along one or two dimensions, and cuts the others open at a position
    (`PicturePlane`).
 2. `picture_of` takes the shards from the sharding that wrote the tensor, and the rest from the
-   zarr arrays that hold it; only what has a part in the plane is kept.
+   zarr arrays that hold it; only rectangles in the plane are kept.
 
 SVG and PNG files and the terminal draw the same picture.
 """
@@ -20,7 +21,7 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shard_cuts import device_boxes, dimension_cuts
 from xckpt.core.manifest.entries import Manifest, TensorEntry, leaf_arrays
-from xckpt.core.text.printable import printable
+from xckpt.core.near_names import no_such_name
 
 MOST_CELLS: Final = 20_000
 """Chunks of a picture."""
@@ -28,7 +29,7 @@ COLOURS: Final = (
     *("#f7c56b", "#a9d8f5", "#7fd6b8", "#f6ee8f", "#8fbfe3", "#f0a878"),
     *("#e8b5d0", "#cfd3d8"),
 )
-"""Of devices, in turn; people with any colour vision tell them apart."""
+"""Colours of devices, in turn; distinguishable with any colour vision."""
 
 Place = tuple[int, int, int, int]
 """First column, first row, columns, rows: in elements."""
@@ -108,7 +109,7 @@ class PictureShard:
 
     place: Place
     devices: tuple[int, ...]
-    """Those that hold it; several of a replica."""
+    """The devices that hold it; several for a replica."""
 
     @property
     def label(self) -> str:
@@ -124,7 +125,7 @@ class PictureShard:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is drawn of a tensor; sizes in elements."""
+    """The drawn part of a tensor; sizes in elements."""
 
     name: str
     rows: int
@@ -138,7 +139,7 @@ class Picture:
 
 
 def shards_of(leaf: TensorEntry, plane: PicturePlane) -> Picture:
-    """The picture of a plane without what is stored, which may be more than can be drawn."""
+    """The shards in a plane without chunks, of which there may be too many to draw."""
     return Picture(leaf.name, *_sizes(leaf, plane), tuple(_shards(leaf, plane)), (), (), ())
 
 
@@ -244,4 +245,5 @@ def leaf_picture(
     for entry in manifest.leaves:
         if entry.name == name and isinstance(entry, TensorEntry):
             return picture_of(entry, PicturePlane.of(entry, down, across, at))
-    raise ValueError(f"{printable(name)!r} is no tensor of the checkpoint")
+    tensors = [entry.name for entry in manifest.leaves if isinstance(entry, TensorEntry)]
+    raise ValueError(no_such_name(name, tensors, "the checkpoint", what="tensor"))

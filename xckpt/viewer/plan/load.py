@@ -1,6 +1,6 @@
 """A load with another mesh, as numbers: which rank reads which chunks for whom.
 
-1. Leaves of one kind under one spec are looked at once (`_Wish`): each rank's boxes, and the chunks
+1. Leaves of one kind under one spec are examined once (`_Wish`): each rank's boxes, and the chunks
    that they meet.
 2. All ranks' chunks go to `xckpt.core.plan.host_reads.share_reads`, as a load sends them: a chunk
    that several ranks of a host want is read by one of them.
@@ -35,12 +35,12 @@ Int64s = NDArray[np.int64]
 MOST_WANTED: Final = 4_000_000
 """Chunks that all ranks together want; a larger plan is refused."""
 FEW: Final = 20_000
-"""Up to so many chunks wanted, the page says who reads each."""
+"""Up to this many wanted chunks, the page shows who reads each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wish:
-    """What each rank wants of a leaf."""
+    """The chunks and bytes that each rank wants of a leaf."""
 
     chunks: tuple[Int64s, ...]
     """For each rank the chunks of the leaf, ascending."""
@@ -214,7 +214,7 @@ class _Reads:
         return np.searchsorted(firsts, chunks, side="right") - 1
 
     def readers(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """For each leaf who reads each chunk for whom, where that is little in all."""
+        """For each leaf, who reads each chunk for whom, if there are few chunks in all."""
         if not self._few:
             return {}
         found: dict[int, list[tuple[int, ...]]] = {}

@@ -1,4 +1,4 @@
-"""The mesh and the specs of a reader, as one types them.
+"""The mesh and the specs of a reader, as typed text.
 
 In one line, for all tensors, as xckpt prints shardings::
 
@@ -80,7 +80,7 @@ def reader_mesh(text: str) -> ReaderMesh:
     """What a text says.
 
     Raises:
-        ValueError: it says nothing that can be planned for.
+        ValueError: it cannot be understood.
 
     Example:
         >>> reader_mesh("data, model on data=2 x model=4")
@@ -105,7 +105,7 @@ def reader_mesh(text: str) -> ReaderMesh:
             pattern, _, spec = line.rpartition(":")
             rules.append((pattern.strip(), spec.strip()))
         else:
-            raise ValueError(f"{line!r} is no 'mesh name=size ...', 'hosts n' or 'pattern: spec'")
+            raise ValueError(f"{line!r} is not 'mesh name=size ...', 'hosts n' or 'pattern: spec'")
     if not axes:
         raise ValueError("no mesh: write for instance 'data, model on data=2 x model=4'")
     found = ReaderMesh(axes, tuple(rules), hosts)
@@ -130,7 +130,7 @@ def _axes(text: str) -> tuple[tuple[str, int], ...]:
     axes = tuple((each[1], int(each[2])) for each in _AXIS.finditer(text))
     is_mesh = _BETWEEN.fullmatch(_AXIS.sub("", text))
     if not is_mesh or len({name for name, _ in axes}) != len(axes):
-        raise ValueError(f"{text!r} is no mesh: write for instance data=2 x model=4")
+        raise ValueError(f"{text!r} is not a mesh: write for instance data=2 x model=4")
     return axes
 
 

@@ -1,4 +1,4 @@
-"""A save with another mesh, as numbers: which grid each leaf gets, and who writes how much.
+"""A save with another mesh, as numbers: the grid of each leaf, and the bytes of each writer.
 
 It is what `xckpt.core.plan.layout` decides for such shards: chunks with one writer, replicas
 shared among their holders.

@@ -1,4 +1,4 @@
-"""What a page shows of a plan, as values."""
+"""A plan on a page, as values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xckpt.viewer.shown import CutsOfDimension, Shown
 
 
 class RankShown(Shown, frozen=True):
-    """What one rank does in a load."""
+    """The part of one rank in a load."""
 
     wanted: int
     """Bytes of its shards."""
@@ -23,7 +23,7 @@ class RankShown(Shown, frozen=True):
 
 
 class HostShown(Shown, frozen=True):
-    """What the ranks of one host do in a load."""
+    """The part of one host's ranks in a load."""
 
     wanted: int
     """Bytes of their shards, replicas counted once."""
@@ -45,7 +45,7 @@ class PlanShown(Shown, frozen=True):
     """The plan of a load, and of a save, with another mesh."""
 
     text: str
-    """What was asked for."""
+    """The request."""
     mesh: tuple[tuple[str, int], ...]
     ranks: tuple[RankShown, ...]
     hosts: tuple[HostShown, ...]

@@ -63,11 +63,11 @@ ABOUT = (4, 8), (4, 8), (2, 4), 1
     [
         ([(0, 8), (4, 8), (16, 8), (24, 8)], "overlap"),
         ([(0, 8), (0, 8), (16, 8), (24, 8)], "overlap"),
-        ([(0, 8), (8, 4), (16, 8), (24, 8)], "no chunk of it"),
-        ([(0, 8), (8, 8), (16, 8), (25, 8)], "no chunk of it"),
-        ([(0, 8), (8, 8), (16, 8), (MISSING - 3, 8)], "no chunk of it"),
+        ([(0, 8), (8, 4), (16, 8), (24, 8)], "not one of its chunks"),
+        ([(0, 8), (8, 8), (16, 8), (25, 8)], "not one of its chunks"),
+        ([(0, 8), (8, 8), (16, 8), (MISSING - 3, 8)], "not one of its chunks"),
         ([(MISSING, MISSING), (8, 8), (16, 8), (24, 8)], "missing"),
-        ([(0, MISSING), (8, 8), (16, 8), (24, 8)], "no chunk of it"),
+        ([(0, MISSING), (8, 8), (16, 8), (24, 8)], "not one of its chunks"),
     ],
 )
 def test_a_wrong_index_is_refused(entries, says):

@@ -1,7 +1,7 @@
 """What a save knows of its readers: into how many parts they cut each dimension of a tensor.
 
-`parts_of` takes what people have at hand, and nothing of the frameworks is imported: objects are
-known by their attributes.
+`parts_of` takes what people have at hand. No framework is imported: objects are recognised by their
+attributes.
 
 | given | meaning |
 |---|---|
@@ -54,7 +54,7 @@ def parts_of(readers: Readers) -> int | tuple[int, ...]:
     """Into how many parts readers cut any dimension, or each one, counted from the first.
 
     Raises:
-        TypeError: it is nothing of the table above.
+        TypeError: it is not in the table above.
         ValueError: a number is out of range, or an axis or dimension is not there.
 
     Example:

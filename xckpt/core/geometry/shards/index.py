@@ -4,9 +4,9 @@ For each chunk of the shard, in C order, the index has two unsigned 64-bit numbe
 the chunk's first byte and its length, or twice `MISSING`. Behind these entries lie 4 bytes of their
 CRC-32C, which the storage adds and checks.
 
-A writer of this package puts the chunks back to back in C order, those that lie outside of the
-array not at all (`shard_entries`), so that two shards of one shape have the same entries. A reader
-takes any order, but no chunk twice (`chunk_start`).
+A writer of this package puts the chunks back to back in C order and leaves out those outside the
+array (`shard_entries`), so that two shards of one shape have the same entries. A reader takes any
+order, but no chunk twice (`chunk_start`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KNOWN: Final = 256
 
 
 def index_bytes(shard: Sequence[int], chunk: Sequence[int]) -> int:
-    """How long the index of a shard is, its checksum included.
+    """Bytes of a shard's index, its checksum included.
 
     Example:
         >>> index_bytes((4, 8), (2, 8))
@@ -83,7 +83,7 @@ def chunk_start(
         >>> chunk_start(shard_entries(*about), (0, 1), *about, end=16)
         8
         >>> chunk_start(bytes(32), (0, 1), *about, end=16)
-        "the shard's index names bytes that are no chunk of it"
+        "the shard's index names bytes that are not one of its chunks"
     """
     nbytes = prod(chunk) * item
     if given == shard_entries(sizes, shard, chunk, item):
@@ -94,7 +94,7 @@ def chunk_start(
     stored = stored[(stored != MISSING).any(axis=1)]
     ends = stored[:, 0] + stored[:, 1]
     if (stored[:, 1] != nbytes).any() or (stored[:, 0] > end).any() or (ends > end).any():
-        return "the shard's index names bytes that are no chunk of it"
+        return "the shard's index names bytes that are not one of its chunks"
     if len(stored) > 1 and (np.diff(np.sort(stored[:, 0])) < nbytes).any():
         return "the shard's index has chunks that overlap"
     start = int(entries[(*cell, 0)])

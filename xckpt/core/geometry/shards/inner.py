@@ -1,4 +1,4 @@
-"""Chunks inside a zarr shard, for readers that cut a tensor otherwise than its writer did.
+"""Chunks inside a zarr shard, for readers that cut a tensor differently from its writer.
 
 A reader takes whole chunks. One that cuts a dimension of n elements into p parts wants n / p of
 them, so a chunk of c elements there makes it read c * p / n times as much, if that is above 1.
@@ -31,7 +31,7 @@ LEAST_ROW = 1 << 10
 def inner_chunk(
     shape: Sequence[int], shard: Shape, item_bytes: int, readers: int | Sequence[int]
 ) -> Shape:
-    """The chunk shape within a zarr shard for readers that cut a dimension into so many parts.
+    """The chunk shape within a zarr shard that suits readers who cut a tensor into parts.
 
     Args:
         shape: of the tensor, elements.
@@ -41,7 +41,7 @@ def inner_chunk(
             the first; dimensions beyond those that are given are whole.
 
     Returns:
-        A shape whose sizes divide those of the shard; the shard's own where it is to be one chunk.
+        A shape whose sizes divide those of the shard; the shard's own where it stays one chunk.
 
     Example:
         >>> inner_chunk((4096, 4096), (64, 4096), 2, 64)

@@ -27,8 +27,8 @@ from xckpt.core.plan.merge import Kinds, blocks_of, item_bytes, lay_out_all, sha
 from xckpt.core.tree import merge_containers
 
 MOST_BOXES: Final = 1 << 18
-"""Boxes of leaves that are not alike, of all ranks: where there are more, plans are gathered, for
-each rank of a host would take the time and the memory of the coordinator."""
+"""Boxes of leaves that are not alike, of all ranks: where there are more, plans are gathered,
+because each rank of a host would take the time and the memory of the coordinator."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,8 @@
-"""The read items of a load in columns: what a leaf is read as whole takes no object.
+"""The read items of a load in columns: a leaf that is read as a whole takes no object.
 
 Most leaves of most loads are one array, and one box wants all of it. Such an item is its leaf's
 name and the sizes of the array, which leaves that are alike share; so is that of a value, which has
-no sizes. Any other item is kept as it is. To its user all of them are items, made on demand.
+no sizes. Any other item is kept as it is. Its user sees items, made on demand.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ReadItems(Sequence[ReadItem]):
         return ReadItems([name for name, _ in kept], [row for _, row in kept])
 
     def renamed(self, names: Mapping[str, str]) -> ReadItems:
-        """The items, reading what the checkpoint calls otherwise.
+        """The same items under the names that the leaves have in the checkpoint.
 
         Args:
             names: leaf name -> its name in the checkpoint, where that is another one.

@@ -2,8 +2,8 @@
 
 The chunks lie back to back, and behind them lies the index (`xckpt.core.geometry.shards.index`). A
 shard is written as a plain file is (`write_file`), each slab digested while the processor's cache
-holds it: the digest of each chunk costs next to nothing, only rows that are no run in memory are
-copied on their way. A reader opens the file, reads the index, and goes on at the chunk it wants.
+holds it: the digest of each chunk costs next to nothing, only rows that are not contiguous in
+memory are copied first. A reader opens the file, reads the index, and seeks to the chunk it wants.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ def write_shard(
         OSError: the file cannot be written.
     """
     digests: list[bytes] = []
-    parts = (part.data for part in shard_parts(data, array, digests))
+    parts = shard_parts(data, array, digests)
     write_file(path, parts, within=within, synced=synced)
     return digests
 
 
 def shard_parts(
     data: NDArray[np.generic], array: ZarrArray, digests: list[bytes]
-) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of a shard, some at a time; the digest of each chunk is appended once it is there.
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a shard, some at a time; each chunk's digest is appended once it is known.
 
     Each part stays until the next.
     """
@@ -88,13 +88,13 @@ def shard_parts(
         yield from _small_chunks(data, chunk, digests)
     else:
         yield from _one_by_one(data, chunk, digests)
-    yield np.frombuffer(sealed(shard_entries(data.shape, array.shard, chunk, item)), np.uint8)
+    yield sealed(shard_entries(data.shape, array.shard, chunk, item))
 
 
 def _small_chunks(
     data: NDArray[np.generic], chunk: Shape, digests: list[bytes]
-) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of chunks, none of which is padded, as many at a time as a slab holds."""
+) -> Iterator[memoryview]:
+    """The bytes of unpadded chunks, as many at a time as fit a slab."""
     counts = tuple(size // step for size, step in zip(data.shape, chunk, strict=True))
     # The axes of the chunk's number, then those within a chunk; such a view copies nothing.
     cut = data.reshape([size for pair in zip(counts, chunk, strict=True) for size in pair])
@@ -109,22 +109,22 @@ def _small_chunks(
         else:
             slab = memory[: part.size]
             copy_bits(slab.reshape(part.shape), part)
-        content = plain_bools(slab).view(np.uint8)
+        content = plain_bools(slab).view(np.uint8).data
         starts = range(0, len(content), nbytes)
-        digests += [digest_bytes(content[low : low + nbytes].data) for low in starts]
+        digests += [digest_bytes(content[low : low + nbytes]) for low in starts]
         yield content
 
 
 @functools.lru_cache(maxsize=256)
 def _blocks(counts: Shape, together: int) -> tuple[tuple[slice, ...], ...]:
-    """Regions of so many chunks, in C order, that make up a shard of ``counts`` chunks."""
+    """Regions of at most ``most`` chunks, in C order, that make up a shard of ``counts`` chunks."""
     blocks = cell_blocks(Box.whole(counts), (1,) * len(counts), together)
     return tuple(block.slices() for block in blocks)
 
 
 def _one_by_one(
     data: NDArray[np.generic], chunk: Shape, digests: list[bytes]
-) -> Iterator[NDArray[np.uint8]]:
+) -> Iterator[bytes | memoryview]:
     """The bytes of chunks, which may be long, or padded."""
     memory = np.empty(slab_elements(chunk, data.itemsize), data.dtype)
     _, boxes = cells((0,) * data.ndim, data.shape, data.shape, chunk)
@@ -133,18 +133,18 @@ def _one_by_one(
         if is_leading(box.sizes, chunk):
             digest = xxhash.xxh3_128()
             for slab in contents(elements, memory):
-                digest.update(slab.data)
+                digest.update(slab)
                 yield slab
             digests.append(digest.digest())
             padding = (prod(chunk) - box.elements) * data.itemsize
             if padding:
-                yield np.zeros(padding, np.uint8)
+                yield bytes(padding)
         else:
             elements = plain_bools(np.asarray(elements, order="C"))
             digests.append(digest_array(elements))
             padded = np.zeros(chunk, data.dtype)
             padded[Box.whole(box.sizes).slices()] = elements
-            yield padded.reshape(-1).view(np.uint8)
+            yield padded.reshape(-1).view(np.uint8).data
 
 
 def sealed(entries: bytes) -> bytes:
@@ -187,7 +187,7 @@ class ShardFile(PlainFile):
             raise
 
     def go_to_chunk(self, box: Box) -> None:
-        """Read on at the chunk that is the array's box ``box``.
+        """Continue at the chunk that is the array's box ``box``.
 
         Raises:
             CorruptCheckpointError: the index has no such chunk.

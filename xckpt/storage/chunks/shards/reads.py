@@ -3,11 +3,11 @@
 1. Chunks are grouped by their shard.
 2. A local shard is opened once, its index is checked once, and its chunks are read one behind
    another, straight to where they go or slab by slab.
-3. Of another, those that lie close together are one request (`xckpt.storage.chunks.range_reads`):
+3. In a bucket, chunks that lie close together are one request (`xckpt.storage.chunks.range_reads`):
    a shard that is wanted as a whole is read as a whole. Chunks are looked for where a writer of
-   this package puts them; the digest of each says whether it is there. A range that reaches to the
-   last chunk takes in the index, which has to be the expected one. What is found otherwise is read
-   by TensorStore, which goes by the index.
+   this package puts them; the digest of each says whether it is there. A range that reaches the
+   last chunk includes the index, which must be the expected one. TensorStore, which goes by the
+   index, reads all other shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from xckpt.storage.chunks.requests import Chunk, ChunkRequest
 from xckpt.storage.chunks.shards.files import ShardFile, sealed, shard_box, unit_length
 
 SHARD_BYTES = 1 << 25
-"""What is read of a shard in one request, if the budget is four times that."""
+"""Bytes that are read of a shard in one request, if the budget is four times that."""
 
 
 class Placed(NamedTuple):
@@ -45,7 +45,7 @@ class Placed(NamedTuple):
 
 
 class ShardReads(RangeReads[Sequence[Placed]]):
-    """Reads chunks of zarr shards for a window; they are elements and nothing else."""
+    """Reads chunks of zarr shards for a window; the chunks consist of elements only."""
 
     def read(self, requests: Iterable[ChunkRequest]) -> None:
         """Begin to read chunks, within the window's budget."""
@@ -59,7 +59,7 @@ class ShardReads(RangeReads[Sequence[Placed]]):
                 self._begin_file(key, members) if local else self._begin_ranges(key, members)
 
     def _begin_ranges(self, key: str, requests: Sequence[ChunkRequest]) -> None:
-        """Ask for what is wanted of a shard."""
+        """Request the wanted chunks of a shard."""
         array, box = requests[0].chunk.array, requests[0].chunk.box
         part, nbytes = shard_box(array, box), stored_bytes(array)
         entries = _usual_entries(requests[0], part)
@@ -81,15 +81,15 @@ class ShardReads(RangeReads[Sequence[Placed]]):
         """The first chunk of a range."""
         return members[0].request.chunk
 
-    def take(self, content: bytes, start: int, members: Sequence[Placed]) -> None:
+    def take(self, content: bytes | memoryview, start: int, members: Sequence[Placed]) -> None:
         """Verify the chunks of a range that was read from byte ``start`` on, and land them."""
         for request, offset in members:
             data = _elements(request.chunk, content, offset - start)
             try:
                 self.window.source.verify(request.chunk, digest_array(data))
-                self.window.land(request, data)
+                self.land(request, data)
             except XckptError as error:
-                self.window.refuse(error)
+                self.refuse(error)
 
     def read_alone(self, members: Sequence[Placed]) -> None:
         """Read chunks one by one."""
@@ -124,7 +124,7 @@ class ShardReads(RangeReads[Sequence[Placed]]):
                 try:
                     self._read_chunk(file, request)
                 except XckptError as error:
-                    self.window.refuse(error)
+                    self.refuse(error)
 
     def _read_chunk(self, file: ShardFile, request: ChunkRequest) -> None:
         """Read a chunk of an open shard, verify it, and hand it over."""
@@ -144,7 +144,7 @@ class ShardReads(RangeReads[Sequence[Placed]]):
         window.landed(request)
 
     def _deliver(self, file: ShardFile, request: ChunkRequest) -> bytes:
-        """Bring a chunk to where it goes, whose elements are the next; their digest."""
+        """Deliver a chunk, whose elements come next in the file; returns their digest."""
         chunk, into = request.chunk, self.window.direct_view(request)
         if into is not None:
             file.fill(into)
@@ -156,7 +156,7 @@ class ShardReads(RangeReads[Sequence[Placed]]):
         return file.digest()
 
 
-def _elements(chunk: Chunk, content: bytes, start: int) -> NDArray[np.generic]:
+def _elements(chunk: Chunk, content: bytes | memoryview, start: int) -> NDArray[np.generic]:
     """A chunk's elements, from where its bytes begin; they are padded at the array's edges."""
     sizes, stored = chunk.box.sizes, chunk.array.chunk
     data = np.frombuffer(content, chunk.dtype, prod(stored), start).reshape(stored)

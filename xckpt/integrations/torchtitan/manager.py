@@ -1,15 +1,8 @@
-"""torchtitan: its trainer's checkpoint manager, over `xckpt.CheckpointManager`.
+"""torchtitan's `BaseCheckpointManager`, over `xckpt.CheckpointManager`.
 
-``XckptManager.Config(...)`` stands where the trainer's configuration has a checkpoint manager's.
-
-1. torchtitan's fields say when to save, how many steps stay, and what a new run begins with.
-2. A state is laid out as torchtitan's own manager does it: the model's tensors at the top, beside
-   them ``optimizer``, ``lr_scheduler``, ``dataloader`` and ``train_state``. So a run resumes from
-   that manager's steps, too.
-3. A save goes on in the background; the last one is waited for.
-
-Two screens, for torchtitan's base class has each manager carry out its fields: seeds, what a new
-run begins with, what is excluded, the dtype of the last save.
+1. torchtitan's fields say when to save, how many steps stay, and what a new run begins with; what a
+   state is made of is in `xckpt.integrations.torchtitan.state`.
+2. A save goes on in the background; the last one is waited for.
 """
 
 # torchtitan has an environment of its own; where the types are checked, it isn't installed.
@@ -23,6 +16,7 @@ from typing import Any
 
 from xckpt.api.load import load_into
 from xckpt.integrations.absent import absent
+from xckpt.integrations.torchtitan.state import TrainerState
 from xckpt.manager import CheckpointManager
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.policies import All, Latest
@@ -30,18 +24,16 @@ from xckpt.policies import All, Latest
 try:
     from torchtitan.components import checkpointer as titan
     from torchtitan.components.checkpointer import BaseCheckpointManager
-    from torchtitan.config import TORCH_DTYPE_MAP
     from torchtitan.tools import filesystem
 except ImportError as error:
     BaseCheckpointManager = titan = filesystem = absent("torchtitan", error)
     BaseCheckpointManager.Config = object
-    TORCH_DTYPE_MAP = {}
 
 __all__ = ["XckptManager"]
 
 
 class XckptManager(BaseCheckpointManager):
-    """What torchtitan's trainer saves and loads with, if its configuration says so.
+    """The checkpoint manager of torchtitan's trainer, if its configuration names it.
 
     ``checkpoint=XckptManager.Config(enable=True, interval=500, keep_latest_k=3)`` in the
     ``Trainer.Config``. ``options`` and ``load_options`` are class attributes: subclass to set them.
@@ -64,15 +56,11 @@ class XckptManager(BaseCheckpointManager):
         self,
         config: Config,
         *,
-        dataloader: Any,
         model_parts: list[Any],
-        optimizers: Any,
-        lr_schedulers: Any,
         states: dict[str, Any],
-        sd_adapter: Any,
         base_folder: str = "",
+        **others: Any,
     ) -> None:
-        del sd_adapter
         self.enable = config.enable
         self.save_future: Future[None] | None = None
         if not self.enable:
@@ -82,12 +70,10 @@ class XckptManager(BaseCheckpointManager):
                 "XckptManager has no in_hf: xckpt.convert writes and reads those files"
             )
         self._config = config
-        self._model = titan.ModelWrapper(model_parts)
-        parts = {titan.OPTIMIZER: optimizers, titan.LR_SCHEDULER: lr_schedulers}
-        parts |= states | {titan.DATALOADER: dataloader}
-        self._parts = {name: part for name, part in parts.items() if part is not None}
-        if unknown := [each for each in config.exclude_from_loading if each not in self._parts]:
-            raise ValueError(f"exclude_from_loading: {unknown} is not in {sorted(self._parts)}")
+        names = {"optimizers": titan.OPTIMIZER, "lr_schedulers": titan.LR_SCHEDULER}
+        names |= {"dataloader": titan.DATALOADER}
+        parts = states | {name: others[each] for each, name in names.items()}
+        self._state = TrainerState(model_parts, parts, config.exclude_from_loading)
         self._run = CheckpointManager(
             filesystem.join(base_folder, config.folder),
             save=lambda moment: False,  # `_save` knows when
@@ -101,15 +87,8 @@ class XckptManager(BaseCheckpointManager):
         first = curr_step == 1 and config.enable_first_step_checkpoint
         if config.load_only or not (first or last_step or curr_step % config.interval == 0):
             return False
-        weights = self._model.state_dict()
-        if last_step and config.last_save_model_only:
-            dtype = TORCH_DTYPE_MAP[config.export_dtype]
-            state = {
-                name: value.to(dtype) if value.is_floating_point() else value
-                for name, value in weights.items()
-            }
-        else:
-            state = weights | self._parts
+        alone = last_step and config.last_save_model_only
+        state = self._state.weights(config.export_dtype) if alone else self._state.whole()
         self.save_future = Future()
         self._run.save(curr_step, state, force=True)
         if last_step or not config.background:
@@ -117,40 +96,30 @@ class XckptManager(BaseCheckpointManager):
         return True
 
     def _load(self, step: int = -1) -> bool:
-        latest = self._run.latest()
-        if step == -1 and latest is None:
-            return self._begin()
-        # As in torchtitan, step 0 is a seed: an unsharded model, and nothing else.
-        is_seed = step == 0 or (step == -1 and latest is not None and latest.number == 0)
-        state = self._targets(model_only=is_seed)
-        wanted = None if step == -1 else step
-        self._run.restore_into(state, step=wanted, unexpected="ignore")
-        self._model.load_state_dict(state)
-        return True
-
-    def _begin(self) -> bool:
-        """Load what a new run begins with, if anything."""
-        path = self._config.initial_load_path
-        if path is None:
+        config = self._config
+        latest = self._run.latest() if step == -1 else None
+        begins = step == -1 and latest is None
+        if begins and config.initial_load_path is None:
             return False
-        state = self._targets(model_only=self._config.initial_load_model_only)
-        load_into(path, state, unexpected="ignore", options=self.load_options)
-        self._model.load_state_dict(state)
+        # As in torchtitan, step 0 is a seed: an unsharded model, and nothing else.
+        is_seed = (step if latest is None else latest.number) == 0
+        model_only = config.initial_load_model_only if begins else is_seed
+        state = self._state.targets(model_only=model_only)
+        if begins:
+            path, options = config.initial_load_path, self.load_options
+            load_into(path, state, unexpected="ignore", options=options)
+        else:
+            wanted = None if step == -1 else step
+            self._run.restore_into(state, step=wanted, unexpected="ignore")
+        self._state.filled(state)
         return True
-
-    def _targets(self, *, model_only: bool) -> dict[str, Any]:
-        parts = {} if model_only else self._parts
-        excluded = self._config.exclude_from_loading
-        return self._model.state_dict() | {
-            name: part for name, part in parts.items() if name not in excluded
-        }
 
     def _wait_for_saving(self) -> None:
         self.save_future = None
         self._run.wait()
 
     def _maybe_wait_for_staging(self) -> None:
-        """Return at once: what a save needs is copied when it is begun."""
+        """Return at once: a save copies what it needs when it begins."""
 
     def _close(self) -> None:
         self._wait_for_saving()

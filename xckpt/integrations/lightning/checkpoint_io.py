@@ -1,11 +1,9 @@
-"""Lightning: checkpoints of a `Trainer` are checkpoints of xckpt.
+"""Lightning's `CheckpointIO`: what a strategy gives one rank to write; a process alone, DDP.
 
-1. `XckptCheckpointIO` writes what a strategy gives one rank to write: a process alone, DDP.
-2. In the background it begins a save and returns; `ModelCheckpoint` then has older checkpoints
-   removed at once, and each waits here until the save that was begun before it is committed.
-3. `XckptModelParallelStrategy` has every rank write its shards, and load those of any sharding.
-
-Two screens, for Lightning asks in two ways: a plugin for one rank, and a strategy for all of them.
+1. In the background `XckptCheckpointIO` begins a save and returns; `ModelCheckpoint` then has older
+   checkpoints removed at once, and each waits here until the save begun before it is committed.
+2. ``ckpt_path="last"`` asks for the newest: where ``last.ckpt`` is damaged, others beside it are
+   tried, the newest first. All ranks load together, so that all take the same one.
 """
 
 # Lightning has an environment of its own; where the types are checked, it isn't installed.
@@ -14,24 +12,26 @@ Two screens, for Lightning asks in two ways: a plugin for one rank, and a strate
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from xckpt.api.load import load, load_into
+from xckpt.api.load import load
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import delete, exists
 from xckpt.api.save import Path, save, save_async
 from xckpt.engine.background import SaveFuture
+from xckpt.errors import XckptError
 from xckpt.integrations.absent import absent
+from xckpt.integrations.newest import newest_good
 from xckpt.options import LoadOptions, SaveOptions
 
 try:
     from lightning.fabric.plugins import CheckpointIO
-    from lightning.pytorch.strategies import ModelParallelStrategy
+    from lightning.fabric.utilities.cloud_io import get_filesystem
 except ImportError as error:
-    CheckpointIO = ModelParallelStrategy = absent("lightning", error)
+    CheckpointIO = get_filesystem = absent("lightning", error)
 
-__all__ = ["XckptCheckpointIO", "XckptModelParallelStrategy"]
+__all__ = ["XckptCheckpointIO", "resumable"]
 
 
 class XckptCheckpointIO(CheckpointIO):
@@ -54,7 +54,7 @@ class XckptCheckpointIO(CheckpointIO):
     """
 
     alone: bool = True
-    """Whether one rank saves, whatever others there are."""
+    """Whether one rank saves, even if there are others."""
 
     def __init__(
         self,
@@ -96,13 +96,16 @@ class XckptCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """The checkpoint, as tensors on the CPU or the device that ``map_location`` names.
 
-        Nothing is unpickled, whatever ``weights_only`` says.
+        Lightning calls it on all ranks. Nothing is unpickled, whatever ``weights_only`` says.
+
+        Raises:
+            CorruptCheckpointError: it is damaged; if it is the last, those beside it are, too.
+            XckptError: as `xckpt.load`.
         """
         self._settle()
         device = None if callable(map_location) or isinstance(map_location, dict) else map_location
-        return load(
-            path, framework="torch", device=device, no_dist=True, options=self._load_options
-        )
+        into = {"framework": "torch", "device": device, "options": self._load_options}
+        return newest_good(resumable(path), lambda each: load(each, **into))
 
     def remove_checkpoint(self, path: Path) -> None:
         """Remove a checkpoint, once the save that is under way is committed."""
@@ -131,65 +134,19 @@ class XckptCheckpointIO(CheckpointIO):
                 delete(path)
 
 
-class XckptModelParallelStrategy(ModelParallelStrategy):
-    """Lightning's `ModelParallelStrategy` (FSDP2, tensor parallel), over checkpoints of xckpt.
+def resumable(path: Path) -> Iterator[str]:
+    """A checkpoint; and where it is the last one, those beside it, the newest first."""
+    yield os.fspath(path)
+    folder, name = os.path.split(os.fspath(path))
+    if name.startswith("last"):
+        names = {os.path.basename(each) for each in get_filesystem(folder).ls(folder, detail=False)}
+        beside = [os.path.join(folder, each) for each in names if each.endswith(".ckpt")]
+        yield from sorted(set(beside) - {os.fspath(path)}, key=_step, reverse=True)
 
-    Every rank writes its shards, and loads what it needs, whatever the sharding was. All else is as
-    with `XckptCheckpointIO`.
 
-    Args:
-        background: see `XckptCheckpointIO`.
-        options: for each save.
-        load_options: for each load.
-        arguments: those of `ModelParallelStrategy`.
-
-    Example:
-        >>> from xckpt.integrations.lightning import XckptModelParallelStrategy
-        >>> strategy = XckptModelParallelStrategy(data_parallel_size=4, tensor_parallel_size=2)
-    """
-
-    def __init__(
-        self,
-        *,
-        background: bool = False,
-        options: SaveOptions | None = None,
-        load_options: LoadOptions | None = None,
-        **arguments: Any,
-    ) -> None:
-        super().__init__(**arguments)
-        self._load_options = load_options
-        self._io = XckptCheckpointIO(
-            background=background, options=options, load_options=load_options
-        )
-        self._io.alone = False
-        self.checkpoint_io = self._io
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Path, storage_options: object = None
-    ) -> None:
-        """Save, or begin to; Lightning calls it on every rank."""
-        self._io.save_checkpoint(checkpoint, self.broadcast(filepath), storage_options)
-
-    def load_checkpoint(
-        self, checkpoint_path: Path, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Load the model and the optimizers; what else there is, is returned."""
-        from torch.distributed.checkpoint import state_dict as states
-
-        self._io.teardown()
-        path, model = self.broadcast(checkpoint_path), self.model
-        weights = states.get_model_state_dict(model)
-        moments = [states.get_optimizer_state_dict(model, each) for each in self.optimizers]
-        target = {"state_dict": weights, "optimizer_states": moments}
-        load_into(path, target, unexpected="ignore", options=self._load_options)
-        states.set_model_state_dict(model, weights)
-        for optimizer, found in zip(self.optimizers, moments, strict=True):
-            states.set_optimizer_state_dict(model, optimizer, found)
-        stored = cast(Mapping[str, object], open_checkpoint(path).tree)
-        others = [name for name in stored if name not in target]
-        return load(path, framework="torch", select=others, options=self._load_options)
-
-    def teardown(self) -> None:
-        """Wait for the last save, and let go of the processes."""
-        self._io.teardown()
-        super().teardown()
+def _step(path: str) -> tuple[int, str]:
+    """The step of a checkpoint, and what to tell it by from others of that step."""
+    try:
+        return cast(int, open_checkpoint(path)["global_step"]), path
+    except (XckptError, KeyError):
+        return -1, path

@@ -1,0 +1,122 @@
+"""What cannot be read is not called damaged, and is passed over by name where the rest answers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import xckpt
+from tests.support.unprivileged import permissions_hold
+from xckpt.cli.commands import commands
+from xckpt.convert import convert
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    xckpt.save(tmp_path / "a", {"v": np.zeros((64, 64)), "w": np.ones((64, 64))})
+    xckpt.save(
+        tmp_path / "b", {"v": np.zeros((64, 64)), "w": np.ones((64, 64))}, base=tmp_path / "a"
+    )
+    return tmp_path / "b"
+
+
+@pytest.mark.parametrize("name", ["w/c/0/0", "w/zarr.json", "w"])
+def test_what_cannot_be_read_is_no_damage(saved: Path, name: str) -> None:
+    os.chmod(saved / name, 0)
+    with permissions_hold():
+        problems = xckpt.open(saved).verify()
+        result = CliRunner().invoke(commands, ["verify", str(saved)])
+    os.chmod(saved / name, 0o755)
+    assert {problem.kind for problem in problems} == {"unreadable"}
+    assert result.exit_code == 2 and f"{saved} cannot be read whole" in result.stderr
+    assert "Permission denied" in result.stderr
+
+
+def looped(path: Path) -> None:
+    """Replace a file by one that cannot be opened: TensorStore's threads may pass permissions."""
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def test_nor_are_digests_that_cannot_be_read(saved: Path) -> None:
+    looped(saved / "xckpt.digests")
+    (problem,) = xckpt.open(saved).verify()
+    assert problem.kind == "unreadable" and "without it no chunk can be verified" in problem
+
+
+def test_damage_beside_it_is_damage(saved: Path) -> None:
+    (saved / "w" / "c" / "0" / "0").unlink()
+    os.chmod(saved / "v" / "c" / "0" / "0", 0)
+    with permissions_hold():
+        problems = xckpt.open(saved).verify()
+        result = CliRunner().invoke(commands, ["verify", str(saved)])
+    os.chmod(saved / "v" / "c" / "0" / "0", 0o644)
+    assert sorted(problem.kind for problem in problems) == ["chunk", "unreadable"]
+    assert result.exit_code == 1 and f"{saved} is damaged: 2 problems" in result.stderr
+
+
+def test_a_file_in_place_of_a_folder_is_damage(tmp_path: Path) -> None:
+    """What was saved is not there: a run falls back to an older step."""
+    xckpt.save(tmp_path / "c", {"w": np.ones((64, 64))})
+    os.rename(tmp_path / "c" / "w", tmp_path / "w")
+    (tmp_path / "c" / "w").write_text("")
+    problems = xckpt.open(tmp_path / "c").verify()
+    assert sorted(problem.kind for problem in problems) == ["chunk", "document"]
+    with pytest.raises(xckpt.CorruptCheckpointError):
+        xckpt.load(tmp_path / "c")
+
+
+def test_nor_is_it_in_another_format(saved: Path, tmp_path: Path) -> None:
+    convert(saved, tmp_path / "theirs", format="orbax")
+    chunks = [each for each in (tmp_path / "theirs" / "w" / "c").rglob("*") if each.is_file()]
+    looped(chunks[0])
+    (problem,) = xckpt.open(tmp_path / "theirs").verify()
+    assert (problem.leaf, problem.kind) == ("w", "unreadable")
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    script = (
+        "from tests.support.unprivileged import permissions_hold\n"
+        "from xckpt.cli import main\n"
+        "with permissions_hold(): main()"
+    )
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_info_counts_what_it_can(saved: Path) -> None:
+    os.chmod(saved / "w" / "c", 0)
+    tree, leaf = run("info", saved), run("info", saved, "v")
+    os.chmod(saved / "w" / "c", 0o755)
+    assert (tree.returncode, leaf.returncode) == (0, 0)
+    assert "32.0 KiB shared" in tree.stdout and "float64" in leaf.stdout
+    line = (
+        f"{saved}: what it shares with other checkpoints is not counted in w/c: Permission denied"
+    )
+    assert tree.stderr == leaf.stderr == f"{line}\n"
+
+
+def test_gc_names_what_it_passes_over(
+    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = tmp_path / "runs" / ".step.saving-0123456789abcdef"
+    left.mkdir(parents=True)
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(mode=0)
+    with permissions_hold(), caplog.at_level(logging.WARNING, "xckpt"):
+        found = xckpt.gc(tmp_path, dry_run=True)
+    result = run("gc", tmp_path, "--dry-run", "--json")
+    hidden.chmod(0o755)
+    assert [each.path for each in found] == [str(left)]
+    line = f"passed over, for they cannot be read: {hidden} (Permission denied)"
+    assert caplog.messages == [line]
+    assert (result.returncode, result.stderr) == (0, f"{line}\n") and str(left) in result.stdout

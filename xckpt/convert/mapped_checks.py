@@ -1,0 +1,120 @@
+"""What a load by a mapping looks up in the data before it fills anything.
+
+1. `check_share`: this rank's share of what the mapping asserts.
+2. `check_targets`: targets that share memory must be made of equal elements. `MadeParts` reads
+   the checkpoint that the mapping describes, so that `xckpt.engine.shared_memory` compares its
+   tensors as those of any other. Leaves that the same steps make of the same tensors are equal.
+
+The source is opened only where there is something to look up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.convert.units.assertions import check_assertions
+from xckpt.convert.units.unit import source_reads
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.box import Box
+from xckpt.core.plan.items import LoadPlan
+from xckpt.core.plan.load import DefaultLoadPlanner
+from xckpt.engine.shared_memory import check_memory
+from xckpt.formats.source import TensorSource
+from xckpt.mapping.copy_elements import copy_elements
+from xckpt.mapping.resolve import ResolvedMapping
+from xckpt.mapping.strided_copy import StridedCopy
+from xckpt.mapping.trace import Assertion
+
+
+def check_share(
+    assertions: Sequence[Assertion], open_source: Callable[[], TensorSource], memory_bytes: int
+) -> None:
+    """Check some of a mapping's assertions.
+
+    Raises:
+        MappingError: assertions fail; names one range for each.
+    """
+    if assertions:
+        with contextlib.closing(open_source()) as source:
+            check_assertions(assertions, source, memory_bytes=memory_bytes)
+
+
+def check_targets(
+    planner: DefaultLoadPlanner,
+    plan: LoadPlan,
+    resolved: ResolvedMapping,
+    names: Mapping[str, str],
+    open_source: Callable[[], TensorSource],
+) -> None:
+    """Refuse a load in place whose targets share memory, but are made of different elements.
+
+    Args:
+        planner: has the targets, and plans a load of the checkpoint that the mapping describes.
+        plan: what it reads.
+        resolved: the mapping.
+        names: leaf name -> mapping name, of the leaves that the mapping makes.
+        open_source: opens the checkpoint that is there.
+
+    Raises:
+        UnsupportedLeafError: lists the pairs of targets, and says what to do about them.
+    """
+    with contextlib.ExitStack() as opened:
+
+        @functools.cache
+        def source() -> TensorSource:
+            return opened.enter_context(contextlib.closing(open_source()))
+
+        parts = MadeParts(resolved, names, source)
+        check_memory(planner, plan, planner.metadata, parts, else_="load into one of them alone")
+
+
+class MadeParts:
+    """Parts of the leaves that a mapping makes; an `xckpt.core.storage.PartReader`.
+
+    Args:
+        resolved: the mapping.
+        names: leaf name -> mapping name, of the leaves that it makes.
+        source: the open checkpoint that it reads; called when the first part is read.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedMapping,
+        names: Mapping[str, str],
+        source: Callable[[], TensorSource],
+    ) -> None:
+        self._resolved = resolved
+        self._names = names
+        self._source = source
+
+    def same_digests(self, one: str, other: str) -> bool:
+        """Whether the same steps make two leaves of the same tensors."""
+        return self._steps(one) == self._steps(other)
+
+    def _steps(self, leaf: str) -> list[StridedCopy]:
+        copies = self._resolved.copies[self._names[leaf]]
+        return [replace(copy, target="", alias=False) for copy in copies]
+
+    def read_part(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
+        """Make a box of a leaf, in memory of its sizes and the mapping's dtype.
+
+        Raises:
+            MappingError: a step makes numbers overflow or wrap around.
+        """
+        copies = self._resolved.copies_into(self._names[name], box)
+        for copy in copies:
+            if not copy.source:
+                copy_elements(copy, None, into, target_origin=box.offsets)
+        for read in source_reads(enumerate(copies)):
+            source = self._source()
+            elements = np.empty(read.box.sizes, numpy_dtype(source.specs[read.name].dtype))
+            source.read(read.name, read.box, elements)
+            origins = {"source_origin": read.box.offsets, "target_origin": box.offsets}
+            for _, copy in read.copies:
+                copy_elements(copy, elements, into, **origins)

@@ -1,0 +1,44 @@
+"""Numbers of steps as users give them: Python's ints, or the scalars of an array library."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any, cast
+
+from xckpt.core.run.names import DIGITS, MOST_STEPS
+
+
+def whole(given: object) -> int:
+    """A whole number of any type as an int; a bool does not count.
+
+    Raises:
+        TypeError: it is not a whole number.
+
+    Example:
+        >>> import numpy as np
+        >>> whole(np.int32(5))
+        5
+    """
+    if isinstance(given, bool):
+        raise TypeError("a bool is not a number")
+    return index(cast(Any, given))
+
+
+def checked_step(step: object) -> int:
+    """The number of a step.
+
+    Raises:
+        TypeError, ValueError: it is not a step number.
+
+    Example:
+        >>> checked_step(-1)
+        Traceback (most recent call last):
+        ValueError: a step is a number from 0 to 10**18 - 1, not -1
+    """
+    try:
+        number = whole(step)
+    except TypeError:
+        raise TypeError(f"a step is an int, not a {type(step).__name__}") from None
+    if not 0 <= number < MOST_STEPS:
+        raise ValueError(f"a step is a number from 0 to 10**{DIGITS} - 1, not {number}")
+    return number

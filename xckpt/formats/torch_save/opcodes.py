@@ -1,0 +1,47 @@
+"""The opcodes of a pickle, and how much memory what they make takes.
+
+The standard library's `pickletools` decodes them, which runs nothing. One byte can make an empty
+dict: what all opcodes have made is counted before the next is carried out.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from xckpt.core.manifest.memory import LEAST_LIMIT, check_memory
+
+LEAST_COST: Final = 16
+"""Bytes of an opcode that makes no object: a place on the stack, in a list or in the memo."""
+COSTS: Final[Mapping[str, int]] = {
+    "EMPTY_LIST": 88,
+    "EMPTY_DICT": 160,
+    **dict.fromkeys(("TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"), 80),
+    **dict.fromkeys(("GLOBAL", "STACK_GLOBAL", "BINPERSID"), 160),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), 96),
+}
+"""Opcode -> bytes of what it makes, beside its argument; measured with CPython 3.11."""
+
+
+def opcodes(data: bytes, memory_bytes: int) -> Iterator[tuple[str, Any, int]]:
+    r"""(name, argument, position) of each opcode.
+
+    Raises:
+        ManifestError: what they make takes too much memory.
+        ValueError: the pickle is damaged.
+
+    Example:
+        >>> list(opcodes(b"\x80\x02K\x07.", 1 << 26))
+        [('PROTO', 2, 0), ('BININT1', 7, 2), ('STOP', None, 4)]
+    """
+    taken, most = 0, max(memory_bytes, LEAST_LIMIT)
+    for opcode, argument, position in pickletools.genops(data):
+        taken += COSTS.get(opcode.name, LEAST_COST)
+        if argument is not None:
+            taken += sys.getsizeof(argument)
+        if taken > most:
+            what = f"the first {position or 0:,} of {len(data):,} bytes of the pickle"
+            check_memory(taken, what, memory_bytes)
+        yield opcode.name, argument, position or 0

@@ -1,0 +1,132 @@
+"""What hooks have in common: the newest good checkpoint, and the old ones that a new one outdates.
+
+1. `newest_good` tries checkpoints, the newest first. Damaged ones are passed over with a warning
+   that says which and why, as `xckpt.CheckpointManager.restore` does.
+2. Where a trainer loads a checkpoint in parts, `newest_whole` verifies it before the first part.
+3. `remove_outdated` deletes the oldest, once the newest is committed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from xckpt.api.open import open as open_checkpoint
+from xckpt.api.places import delete, exists
+from xckpt.api.run.restore import in_short, is_damage
+from xckpt.engine.adapters import find_group
+from xckpt.engine.ranks.group import operation
+from xckpt.engine.steps import broadcast
+from xckpt.errors import CorruptCheckpointError, XckptError
+
+T = TypeVar("T")
+
+
+def newest_good(paths: Iterable[str], load: Callable[[str], T]) -> T:
+    """What is loaded from the first of several checkpoints that is not damaged.
+
+    On several ranks each has to give the same paths, and a load that fails on one to fail on all.
+
+    Args:
+        paths: the newest first; no more are asked for than are tried.
+        load: called with a path.
+
+    Raises:
+        XckptError: what ``load`` raised, if that is no damage, or there is one path.
+        CorruptCheckpointError: all are damaged.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://newest/1", {"w": np.ones(2)})
+        >>> newest_good(["memory://newest/1"], xckpt.load)
+        {'w': array([1., 1.])}
+    """
+    skipped: list[str] = []
+    first: XckptError | None = None
+    for path in paths:
+        try:
+            found = load(path)
+        except XckptError as error:
+            if not is_damage(error):
+                raise
+            first = first or error
+            skipped.append(f"{path}: {in_short(error)}")
+            continue
+        if skipped:
+            text = f"{path} was restored, for newer ones are damaged: {'; '.join(skipped)}"
+            warnings.warn(text, UserWarning, stacklevel=3)
+        return found
+    if first is not None and len(skipped) == 1:
+        raise first
+    raise CorruptCheckpointError.listing("no checkpoint is good, so nothing was restored", skipped)
+
+
+def check_whole(path: str) -> str:
+    """The path of a checkpoint, once all of it was read and verified.
+
+    Raises:
+        CorruptCheckpointError: it is damaged.
+        XckptError: as `xckpt.open`.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://whole", {"w": np.ones(2)})
+        >>> check_whole("memory://whole")
+        'memory://whole'
+    """
+    problems = open_checkpoint(path).verify()
+    if problems:
+        raise CorruptCheckpointError.listing(f"{path}: damaged", map(str, problems))
+    return path
+
+
+def newest_whole(paths: Callable[[], Sequence[str]], check: Callable[[str], str]) -> str | None:
+    """The newest checkpoint that is not damaged, found on one rank for all; None if there is none.
+
+    Args:
+        paths: lists them, the newest first.
+        check: such as `check_whole`.
+
+    Raises:
+        XckptError: as `newest_good`, on every rank.
+
+    Example:
+        >>> newest_whole(lambda: [], check_whole) is None
+        True
+    """
+    group = find_group()
+
+    def found() -> bytes:
+        there = paths()
+        return newest_good(there, check).encode() if there else b""
+
+    with operation(group):
+        return broadcast(group, "find the newest good checkpoint", found).decode() or None
+
+
+def remove_outdated(paths: Sequence[str], limit: int | None, best: str | None = None) -> None:
+    """Delete checkpoints until few enough are left; call it on one rank.
+
+    Args:
+        paths: local folders, the oldest first. The newest always stays.
+        limit: how many may stay; None, or less than one, for all.
+        best: one that stays, too.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> for step in "12":
+        ...     _ = xckpt.save(f"steps/{step}", {"w": np.ones(2)})
+        >>> remove_outdated(["steps/1", "steps/2"], 1)
+        >>> os.listdir("steps")
+        ['2']
+    """
+    stays = {os.path.realpath(path) for path in (*paths[-1:], best) if path is not None}
+    others = [path for path in paths if os.path.realpath(path) not in stays]
+    surplus = 0 if limit is None or limit < 1 else len(paths) - max(limit, len(paths) - len(others))
+    for path in others[: max(surplus, 0)]:
+        if exists(path):
+            delete(path)
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,63 @@
+"""The state of torchtitan's trainer, laid out as its own manager does it.
+
+The model's tensors are at the top, beside them ``optimizer``, ``lr_scheduler``, ``dataloader`` and
+``train_state``. So a run resumes from that manager's steps, too.
+"""
+
+# torchtitan has an environment of its own; where the types are checked, it isn't installed.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xckpt.integrations.absent import absent
+
+try:
+    from torchtitan.components import checkpointer as titan
+    from torchtitan.config import TORCH_DTYPE_MAP
+except ImportError as error:
+    titan = TORCH_DTYPE_MAP = absent("torchtitan", error)
+
+
+class TrainerState:
+    """What is saved and loaded of a trainer.
+
+    Args:
+        model: its parts.
+        parts: the others: name -> what has a state; None for what it lacks.
+        excluded: names of parts that are saved, and not loaded.
+
+    Raises:
+        ValueError: no part has an excluded name.
+    """
+
+    def __init__(
+        self, model: Sequence[Any], parts: Mapping[str, Any], excluded: Sequence[str]
+    ) -> None:
+        self._model = titan.ModelWrapper(model)
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self._excluded = excluded
+        if unknown := [each for each in excluded if each not in self._parts]:
+            raise ValueError(f"exclude_from_loading: {unknown} is not in {sorted(self._parts)}")
+
+    def whole(self) -> dict[str, Any]:
+        """All that is saved."""
+        return self._model.state_dict() | self._parts
+
+    def weights(self, dtype: str) -> dict[str, Any]:
+        """The model alone, its floating-point tensors in another dtype such as ``"bfloat16"``."""
+        state, wanted = self._model.state_dict(), TORCH_DTYPE_MAP[dtype]
+        floating = {name: value for name, value in state.items() if value.is_floating_point()}
+        return state | {name: value.to(wanted) for name, value in floating.items()}
+
+    def targets(self, *, model_only: bool) -> dict[str, Any]:
+        """What is loaded into."""
+        excluded = [*self._parts] if model_only else self._excluded
+        parts = {name: part for name, part in self._parts.items() if name not in excluded}
+        return self._model.state_dict() | parts
+
+    def filled(self, state: dict[str, Any]) -> None:
+        """Targets were loaded: hooks of the model see their tensors."""
+        self._model.load_state_dict(state)

@@ -1,0 +1,176 @@
+"""How a process of a JAX job waits for others: for a key that one sets, for all at a barrier.
+
+1. A wait ends when nothing is heard of a rank for the timeout; the notes of the others count
+   (`xckpt.jax.notes`), and are looked at now and then.
+2. A coordinator that works at its own part of a step looks, too: for notes, and for the ranks of
+   which nothing is heard though they have not done their part. So it names a lost rank meanwhile.
+3. A rank that gives others up leaves a note.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from xckpt.engine.ranks.alive import beat_of
+from xckpt.engine.ranks.patience import GRACE_SECONDS
+from xckpt.engine.ranks.waiting import SLICE_SECONDS, Waiting, given_up, wait_in_thread
+from xckpt.errors import RankFailure, RanksFailedError, ranks_in_words
+from xckpt.jax.notes import Notes
+from xckpt.jax.service import InTime, lost, silent_ranks
+
+LOOK_SECONDS = 0.7
+"""How often a rank that waits looks at the notes; `SLICE_SECONDS` once one is suspected."""
+
+
+class Waits:
+    """The waits of one rank.
+
+    Args:
+        client: the coordination service.
+        notes: what the ranks of the group leave for each other.
+        ranks: this process's rank, how many there are, and the coordinator.
+        timeout: seconds that a silent rank is waited for.
+        warn_after: seconds of waiting after which a warning in the log names the silent ranks.
+    """
+
+    def __init__(
+        self,
+        client: InTime,
+        notes: Notes,
+        ranks: tuple[int, int, int],
+        timeout: float,
+        warn_after: float,
+    ) -> None:
+        self._client = client
+        self._notes = notes
+        self._rank, size, self._coordinator = ranks
+        self._others = [rank for rank in range(size) if rank != self._rank]
+        self._timeout = timeout
+        self._warn_after = warn_after
+        self._came: set[int] = set()
+        """Ranks that have done their part of the step at which this one works."""
+        self._failed: Sequence[RankFailure] = ()
+        """Why the save or load that goes on has failed."""
+
+    def begin(self) -> None:
+        """The next save or load begins."""
+        self._failed = ()
+        self._came.clear()
+
+    def next_step(self) -> None:
+        """The next step begins.
+
+        Raises:
+            RanksFailedError: ranks were lost before it.
+        """
+        if self._failed:
+            raise given_up(self._failed)  # the others have raised and are gone
+        self._came.clear()
+        self._notes.renew()
+
+    def heed(self, key: str, began: float, away: float) -> None:
+        """The coordinator hears the others while it works; their parts will lie under ``key``.
+
+        Raises:
+            RanksFailedError: ranks are lost, or have left.
+        """
+        try:
+            self._notes.renew()
+            self._notes.excuse(away)
+            self._notes.look()
+            late = [rank for rank in self._others if self._is_late(rank, f"{key}/{rank}", began)]
+            if late:
+                self.give_up(late)
+        except RanksFailedError as error:
+            self._failed = error.failures
+            raise
+        except RuntimeError:
+            pass  # the service failed, as the next step finds
+
+    def _is_late(self, rank: int, key: str, began: float) -> bool:
+        """Whether a rank is silent too long that has not done its part of this step."""
+        now = time.monotonic()
+        if rank in self._came or now < self._notes.deadline(rank, began, self._timeout):
+            return False
+        if self._client.is_set(f"{key}/0"):
+            self._came.add(rank)
+        return rank not in self._came
+
+    def saying(self, silent: Callable[[], Sequence[int]]) -> Waiting:
+        """Says in the log who is waited for."""
+        return Waiting(self._rank, self._coordinator, silent, warn_after=self._warn_after)
+
+    def wait(
+        self, rank: int, began: float, timeout: float, waiting: Waiting, key: str, late: float
+    ) -> bytes | None:
+        """The value of a key that a rank sets; None if it does not in time.
+
+        Args:
+            rank: the rank.
+            began: since when it is waited for.
+            timeout: seconds without a word from it.
+            waiting: says in the log who is waited for.
+            key: the key.
+            late: seconds that it may take longer.
+        """
+        said = began
+        while True:
+            until = self._notes.deadline(rank, began, timeout) + late
+            often = SLICE_SECONDS if self._notes.suspects_some else LOOK_SECONDS
+            left = min(until - time.monotonic(), waiting.seconds_left, often)
+            try:
+                milliseconds = max(10, int(left * 1000))
+                return self._client.blocking_key_value_get_bytes(key, milliseconds)
+            except RanksFailedError:
+                raise
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise lost(
+                        f"the coordination service failed: {str(error).splitlines()[0]}"
+                    ) from error
+            if self._rank == self._coordinator and time.monotonic() - said > beat_of(self._timeout):
+                said = time.monotonic()
+                self._notes.say_alive(0.0)
+            self._notes.look()
+            waiting.remind()
+            if time.monotonic() >= until:
+                return None
+
+    def meet(self, barrier: str) -> None:
+        """Return when every rank has come to this barrier.
+
+        Raises:
+            RanksFailedError: some rank did not.
+        """
+
+        def silent() -> list[int]:
+            came = self._client.numbers_below(barrier)
+            return [rank for rank in self._others if rank not in came]
+
+        def wait() -> None:
+            self._client.key_value_set_bytes(f"{barrier}/{self._rank}", b".")
+            self._client.wait_at_barrier(barrier, int(self._timeout * 1000))
+
+        text = "it did not come to an end"
+        try:
+            if wait_in_thread(wait, self.saying(silent), self._timeout + GRACE_SECONDS):
+                return
+        except RuntimeError as error:
+            text = str(error).split("RPC:")[0].strip()
+        self._client.until = time.monotonic() + GRACE_SECONDS / 2
+        try:
+            missing = silent()
+        except RuntimeError:
+            missing = [0]  # the process that has the service
+        raise lost(
+            f"not every rank came within {self._timeout:g} s: {ranks_in_words(missing)}: {text}",
+            missing,
+        )
+
+    def give_up(self, silent: Sequence[int]) -> NoReturn:
+        """Tell the others that ranks are lost, and raise that."""
+        error = silent_ranks(silent, self._timeout)
+        self._notes.leave(error.failures)
+        raise error
