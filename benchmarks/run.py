@@ -13,7 +13,8 @@
 
 Tables go to the terminal, everything to a JSON file, and the bars that xckpt has set itself are
 computed from these figures.  ``--quick`` runs all of it on 6 MB to see that it works, and judges
-nothing.  Only a run of everything replaces the figures that are kept.
+nothing.  Only a run of everything replaces the figures that are kept; those of `benchmarks.scale`
+stay beside them.
 """
 
 from __future__ import annotations
@@ -203,6 +204,18 @@ def is_memory_backed(directory: Path) -> bool:
     )
 
 
+def with_others(path: Path, results: dict[str, Any], whole: bool) -> dict[str, Any]:
+    """Figures, with those of a file that they do not replace: `benchmarks.scale` has sections too.
+
+    Args:
+        path: the file, which may be absent.
+        results: the figures.
+        whole: whether they are of all sections of `SECTIONS`, so that they say on what machine.
+    """
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    return {**kept, **results} if whole or not kept else report.with_part(kept, results)
+
+
 @click.command()
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--quick", is_flag=True, help="6 MB and one round: a smoke test.")
@@ -257,10 +270,7 @@ def main(
     # A smoke test or a part must not replace the figures of a whole run.
     whole = not (quick or sections or names)
     path = output or (RESULTS if whole else Path(tempfile.gettempdir()) / "xckpt-bench.json")
-    results = run.results
-    if sections and output and output.exists():
-        results = report.with_part(json.loads(output.read_text()), results)
-    report.write(path, results)
+    report.write(path, with_others(path, run.results, whole) if whole or output else run.results)
     run.console.print(f"wrote {path}")
 
 

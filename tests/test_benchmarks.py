@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import bars, oracle_loader, readme, report
+from benchmarks import bars, oracle_loader, readme, report, run
 from benchmarks.conversion import CONTENDERS, Conversion, Memory, Speed
 from benchmarks.deletions import Saves
 from benchmarks.oracle_loader import FILES, LOADERS, PRETRAINED, XCKPT, Loading
@@ -73,6 +73,15 @@ def test_the_bar_of_deletions_is_for_the_rate_of_a_manager() -> None:
     [bar] = bars.deletions(found)
     assert bar.met and round(bar.reached, 2) == 1.05
     assert "1.05 x; beside them 2 files/s" in str(found[0])
+
+
+def test_a_run_of_everything_keeps_the_figures_of_scale(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert run.with_others(path, {"speed": 1}, whole=True) == {"speed": 1}
+    path.write_text('{"machine": 1, "speed": 1, "scale": 2, "bars": []}')
+    new = {"machine": 3, "speed": 4, "bars": [{"what": "a"}]}
+    assert run.with_others(path, new, whole=True) == {**new, "scale": 2}
+    assert run.with_others(path, new, whole=False) == {**new, "machine": 1, "scale": 2}
 
 
 @pytest.mark.thorough
