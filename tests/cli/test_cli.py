@@ -346,16 +346,27 @@ STOPPED_EARLY = """
 import sys
 class Stop:
     def find_spec(self, name, *rest):
-        if name == "xckpt.cli.commands":
+        if name == sys.argv[1]:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Stop())
 """
 
 
-def test_ctrl_c_before_there_is_a_command() -> None:
-    command = [sys.executable, "-c", STOPPED_EARLY + CONSOLE_SCRIPT]
+@pytest.mark.parametrize("module", ["click", "xckpt.cli.commands"])
+def test_ctrl_c_before_there_is_a_command(module: str) -> None:
+    """While it is looked for, and while it is imported."""
+    command = [sys.executable, "-c", STOPPED_EARLY + CONSOLE_SCRIPT, module]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "xckpt: interrupted\n")
+
+
+def test_ctrl_c_while_arguments_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "parse_args", stopped)
+    result = run("verify", "ckpt")
+    assert (result.exit_code, result.stderr) == (130, "xckpt: interrupted\n")
 
 
 @pytest.mark.parametrize("imports", [False, True])

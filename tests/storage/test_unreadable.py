@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,6 +17,10 @@ import xckpt
 from tests.support.unprivileged import permissions_hold
 from xckpt.cli.commands import commands
 from xckpt.convert import convert
+from xckpt.core.manifest.codec import encode
+from xckpt.core.manifest.entries import TensorEntry, documents
+from xckpt.integrations.newest import check_whole, newest_good
+from xckpt.storage.array import digest_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
 
@@ -39,6 +44,38 @@ def test_what_cannot_be_read_is_no_damage(saved: Path, name: str) -> None:
     assert {problem.kind for problem in problems} == {"unreadable"}
     assert result.exit_code == 2 and f"{saved} cannot be read whole" in result.stderr
     assert "Permission denied" in result.stderr
+
+
+def test_a_trainer_passes_over_what_is_damaged_and_nothing_else(saved: Path) -> None:
+    """As `CheckpointManager.restore` does."""
+    paths = [str(saved), str(saved.with_name("a"))]
+    looped(saved / "w" / "c" / "0" / "0")
+    with pytest.raises(xckpt.StorageError, match="cannot be read whole; nothing that was read is"):
+        newest_good(paths, check_whole)
+    (saved / "v" / "c" / "0" / "0").unlink()
+    with pytest.raises(xckpt.CorruptCheckpointError, match="damaged") as raised:
+        check_whole(str(saved))
+    assert sorted(each.kind for each in raised.value.problems) == ["chunk", "unreadable"]
+    with pytest.warns(UserWarning, match="newer ones are damaged"):
+        assert newest_good(paths, check_whole) == paths[1]
+
+
+def test_nor_is_what_takes_more_memory_than_there_is(tmp_path: Path) -> None:
+    """A chunk that is decoded as one, beside one that is sound."""
+    xckpt.save(tmp_path, {"w": np.zeros(2)}, options=xckpt.SaveOptions(crc32c=True))
+    manifest = xckpt.open(tmp_path).manifest
+    large = TensorEntry("large", "uint8", (1 << 32,), (1 << 32,))
+    side = bytes(16) + (tmp_path / "xckpt.digests").read_bytes()
+    (tmp_path / "xckpt.digests").write_bytes(side)
+    changes = {"leaves": (large, *manifest.leaves), "digests": digest_bytes(side).hex()}
+    manifest = msgspec.structs.replace(manifest, **changes)
+    (tmp_path / "xckpt.json").write_bytes(encode(manifest, digest_bytes))
+    (tmp_path / "large").mkdir()
+    for key, document in documents(manifest):
+        (tmp_path / key).write_bytes(document)
+    verified = run("verify", tmp_path, before=LITTLE_MEMORY)
+    assert verified.returncode == 2 and "large: no memory for" in verified.stderr
+    assert "LeafTooLargeError" in run(before=LITTLE_MEMORY + CHECKED.format(tmp_path)).stderr
 
 
 def looped(path: Path) -> None:
@@ -83,8 +120,20 @@ def test_nor_is_it_in_another_format(saved: Path, tmp_path: Path) -> None:
     assert (problem.leaf, problem.kind) == ("w", "unreadable")
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+LITTLE_MEMORY = """
+import resource, xckpt.storage
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (3 << 30), resource.RLIM_INFINITY))
+"""
+CHECKED = """
+from xckpt.integrations.newest import check_whole
+check_whole("{}")
+"""
+
+
+def run(*arguments: str | Path, before: str = "") -> subprocess.CompletedProcess[str]:
     script = (
+        f"{before}\n"
         "from tests.support.unprivileged import permissions_hold\n"
         "from xckpt.cli import main\n"
         "with permissions_hold(): main()"

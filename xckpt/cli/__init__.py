@@ -7,7 +7,9 @@ installs; a training job that only saves and loads does without.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import NoReturn
 
 __all__ = ["main"]
 
@@ -17,13 +19,36 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command that the arguments name, and exit with its code."""
-    missing = [name for name in ("click", "rich") if find_spec(name) is None]
-    if missing:
-        words = " and ".join(missing)
-        sys.exit(f"xckpt: the command line needs {words}: pip install 'xckpt[cli]'")
     try:
+        missing = [name for name in ("click", "rich") if find_spec(name) is None]
+        if missing:
+            words = " and ".join(missing)
+            sys.exit(f"xckpt: the command line needs {words}: pip install 'xckpt[cli]'")
         from xckpt.cli.commands import commands
-    except KeyboardInterrupt:  # While modules are imported, before there is a command to stop.
-        sys.stderr.write("xckpt: interrupted\n")
-        sys.exit(INTERRUPTED)
-    commands()
+
+        commands()
+    except (KeyboardInterrupt, ImportError) as error:  # before there is a command to stop
+        if not is_interrupt(error):
+            raise
+        end_interrupted()
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an error is Ctrl-C; of one that meets an import, a library in C makes its own.
+
+    Example:
+        >>> is_interrupt(KeyboardInterrupt()), is_interrupt(ImportError("no such module"))
+        (True, False)
+    """
+    stopped = error.__cause__ if isinstance(error, ImportError) else error
+    return isinstance(stopped, KeyboardInterrupt)
+
+
+def end_interrupted(lines: Iterable[str] = ()) -> NoReturn:
+    """End a command that Ctrl-C met, with a line on stderr and any others that are safe to print.
+
+    Raises:
+        SystemExit: always.
+    """
+    sys.stderr.writelines(f"xckpt: {line}\n" for line in ("interrupted", *lines))
+    sys.exit(INTERRUPTED)

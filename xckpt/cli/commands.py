@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from xckpt.cli import INTERRUPTED
+from xckpt.cli import end_interrupted, is_interrupt
 from xckpt.cli.choose import no_such_leaf
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.compare import diff_command
@@ -36,7 +36,7 @@ from xckpt.core.text.printable import printable
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
-    StorageError,
+    Problem,
     VersionError,
     XckptError,
 )
@@ -68,6 +68,19 @@ def in_options(message: str, command: click.Command | None) -> str:
 class Commands(click.Group):
     """A group that turns xckpt's own errors into a line on stderr, never a traceback."""
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: object,
+    ) -> click.Context:
+        """Look at the arguments, before there is a context to run a command in."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except KeyboardInterrupt:
+            end_interrupted()
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that the context names."""
         try:
@@ -81,13 +94,9 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(PIPE_CLOSED)
         except (KeyboardInterrupt, click.Abort, ImportError) as error:
-            # A library in C that is stopped while it is imported makes an ImportError of it.
-            stopped = error.__cause__ if isinstance(error, ImportError) else error
-            if not isinstance(stopped, KeyboardInterrupt | click.Abort):
+            if not isinstance(error, click.Abort) and not is_interrupt(error):
                 raise
-            for line in ("interrupted", *getattr(error, "__notes__", ())):
-                click.echo(f"xckpt: {printable(line)}", err=True)
-            ctx.exit(INTERRUPTED)
+            end_interrupted(map(printable, getattr(error, "__notes__", ())))
 
 
 path_argument = click.argument("path", shell_complete=files)
@@ -220,10 +229,10 @@ def verify(path: str, as_json: bool) -> None:
     import time
 
     from xckpt.cli.report import checkpoint_report, counted, holdings
-    from xckpt.storage.refusals import UNREADABLE
+    from xckpt.storage.refusals import error_of_reading
 
     started = time.perf_counter()
-    problems: Sequence[str]
+    problems: Sequence[Problem]
     summary = state = ""
     try:
         checkpoint = _open(path)
@@ -235,15 +244,13 @@ def verify(path: str, as_json: bool) -> None:
     except VersionError:
         raise
     except (CorruptCheckpointError, ManifestError) as error:
-        problems = error.problems or (str(error),)
+        problems = error.problems or (Problem.of(str(error)),)
     seconds = time.perf_counter() - started
     if as_json:
         print_json({"ok": not problems, "problems": problems, "seconds": seconds})
-    if problems and all(getattr(each, "kind", "") == UNREADABLE for each in problems):
-        heading = f"{path} cannot be read whole; nothing that was read is damaged"
-        raise StorageError.listing(heading, problems)
     if problems:
-        raise Fault(f"{path} is damaged: {counted(len(problems), 'problem')}", problems)
+        damaged = Fault(f"{path} is damaged: {counted(len(problems), 'problem')}", problems)
+        raise error_of_reading(path, problems) or damaged
     if not as_json:
         say(f"{path}: {state}: {summary} ({seconds:.1f} s)")
 

@@ -34,7 +34,7 @@ from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.location import Location
-from xckpt.storage.refusals import UNREADABLE
+from xckpt.storage.refusals import kind_of
 from xckpt.storage.stored_array import StoredArray
 from xckpt.storage.stored_tree import Leaf, StoredTree
 
@@ -223,8 +223,9 @@ class SourceCheckpoint(Checkpoint):
         """Read everything, which checks the format's own checksums; many formats have none.
 
         Returns:
-            A problem for each part that is damaged; its ``kind`` is ``"chunk"``, and
-            ``"unreadable"`` for what the storage refused to have read, which may be whole.
+            A problem for each part that is damaged; its ``kind`` is ``"chunk"``. What may be whole
+            has another: ``"unreadable"`` if the storage refused to have it read, ``"memory"`` if
+            this reader has too little.
         """
         source, problems = self.source, list[Problem]()
         total = sum(spec.elements * item_size(spec.dtype) for spec in source.specs.values())
@@ -236,8 +237,7 @@ class SourceCheckpoint(Checkpoint):
                 source.check(name, box)
             except XckptError as error:
                 leaf = source.leaf_names[name]
-                kind = UNREADABLE if isinstance(error, StorageError) else "chunk"
-                problems.append(Problem(leaf, box, kind=kind, text=str(error)))
+                problems.append(Problem(leaf, box, kind=kind_of(error, "chunk"), text=str(error)))
             counter.add(box.elements * item)
 
         threads = self.options.threads or source.threads

@@ -21,6 +21,7 @@ from xckpt.engine.adapters import find_group
 from xckpt.engine.ranks.group import operation
 from xckpt.engine.steps import broadcast
 from xckpt.errors import CorruptCheckpointError, XckptError
+from xckpt.storage.refusals import error_of_reading
 
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ def check_whole(path: str) -> str:
 
     Raises:
         CorruptCheckpointError: it is damaged.
+        StorageError, LeafTooLargeError: parts cannot be read, and nothing else is damaged.
         XckptError: as `xckpt.open`.
 
     Example:
@@ -79,7 +81,8 @@ def check_whole(path: str) -> str:
     """
     problems = open_checkpoint(path).verify()
     if problems:
-        raise CorruptCheckpointError.listing(f"{path}: damaged", map(str, problems))
+        damaged = CorruptCheckpointError.listing(f"{path}: damaged", problems)
+        raise error_of_reading(path, problems) or damaged
     return path
 
 

@@ -32,7 +32,7 @@ from xckpt.storage.chunks.requests import FEWEST_CHUNKS, ChunkRequest, chunks_of
 from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.location import check_process
 from xckpt.storage.read_checkpoint import ZarrStorageReader
-from xckpt.storage.refusals import UNREADABLE
+from xckpt.storage.refusals import kind_of
 from xckpt.storage.stored_array import StoredArray
 from xckpt.storage.stored_tree import Leaf, StoredTree
 
@@ -126,9 +126,10 @@ class Checkpoint(StoredTree):
         Returns:
             A problem, which prints as a line, for each thing that is wrong; empty if the
             checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
-            (a zarr.json) or ``"digests"``, and ``"unreadable"`` for what the storage refused to
-            have read (no permission, an error of the disk): that may be whole. After
-            `MOST_PROBLEMS` chunks no more are read, and likewise of documents.
+            (a zarr.json) or ``"digests"``. What may be whole has another: ``"unreadable"`` if the
+            storage refused to have it read (no permission, an error of the disk), ``"memory"`` if
+            this reader has too little. After `MOST_PROBLEMS` chunks no more are read, and likewise
+            of documents.
 
         Raises:
             LeafTooLargeError: the manifest claims so many chunks that their digests take more than
@@ -150,7 +151,7 @@ class Checkpoint(StoredTree):
             unusable = integrity.side_file_problem()
         except XckptError as error:
             self._refuse_silence(error)
-            kind = UNREADABLE if isinstance(error, StorageError) else kind
+            kind = kind_of(error, kind)
             unusable = str(error)
         if unusable:
             text = f"{unusable}; without it no chunk can be verified"
@@ -229,5 +230,4 @@ def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
 
 
 def _problems_of(error: XckptError) -> tuple[Problem, ...]:
-    kind = UNREADABLE if isinstance(error, StorageError) else ""
-    return error.problems or (Problem(kind=kind, text=str(error)),)
+    return error.problems or (Problem(kind=kind_of(error, ""), text=str(error)),)

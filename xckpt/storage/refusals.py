@@ -9,18 +9,22 @@ TimeoutError, which is an OSError; an exception of C++ becomes a RuntimeError.
    (`_said`).
 2. `_advice` searches the whole answer for known messages, the most specific first. It differs
    between a bucket and a local folder.
-3. A verification goes on behind what it cannot read, and lists it (`UNREADABLE`) beside damage.
+3. A verification goes on behind what it cannot read, and lists it (`kind_of`) beside damage. Where
+   nothing is damaged, that is an error of reading (`error_of_reading`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final, TypeAlias
 
-from xckpt.errors import StorageError
+from xckpt.errors import LeafTooLargeError, Problem, StorageError, XckptError
 
 UNREADABLE: Final = "unreadable"
-"""The kind of a problem that says nothing about what was saved: it could not be read."""
+"""The kind of a problem that says nothing about what was saved: the storage refused it."""
+TOO_LARGE: Final = "memory"
+"""The kind of another that says nothing about it: this reader has too little memory."""
 
 StorageFailure: TypeAlias = OSError | ValueError | RuntimeError
 """What TensorStore and the system raise; NotImplementedError is a RuntimeError."""
@@ -112,6 +116,41 @@ expired, or there are none: get new ones (`aws sso login`, `gcloud auth applicat
     """
     advice = _advice(where, error)
     return StorageError(f"{where}: {_said(where, error)}{f'; {advice}' if advice else ''}")
+
+
+def kind_of(error: XckptError, damage: str) -> str:
+    """The kind of the problem that an error is: `UNREADABLE`, `TOO_LARGE`, or that damage.
+
+    Example:
+        >>> kind_of(StorageError("w: Permission denied"), "chunk")
+        'unreadable'
+        >>> kind_of(XckptError("w: another digest"), "chunk")
+        'chunk'
+    """
+    if isinstance(error, StorageError):
+        return UNREADABLE
+    return TOO_LARGE if isinstance(error, LeafTooLargeError) else damage
+
+
+def error_of_reading(path: str, problems: Collection[Problem]) -> XckptError | None:
+    """The error to raise for the problems of a checkpoint none of which is damage.
+
+    Returns:
+        A LeafTooLargeError if memory lacks for all of them, else a StorageError; None if one is
+        damage, or there is none.
+
+    Example:
+        >>> print(error_of_reading("run/step-3", [Problem("w", kind=UNREADABLE, text="refused")]))
+        run/step-3 cannot be read whole; nothing that was read is damaged
+          - w: refused
+        >>> error_of_reading("run/step-3", [Problem("w", kind="chunk", text="missing")]) is None
+        True
+    """
+    kinds = {problem.kind for problem in problems}
+    if not kinds or not kinds <= {UNREADABLE, TOO_LARGE}:
+        return None
+    error = LeafTooLargeError if kinds == {TOO_LARGE} else StorageError
+    return error.listing(f"{path} cannot be read whole; nothing that was read is damaged", problems)
 
 
 def is_permission(error: StorageFailure) -> bool:
