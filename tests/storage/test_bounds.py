@@ -194,5 +194,6 @@ def test_pieces_that_leaves_share_count_for_each(
     words = r"l/2: .* takes 1.0 MiB, more than memory_bytes .*; raise LoadOptions\(memory_bytes=\)"
     with pytest.raises(xckpt.LeafTooLargeError, match=words):
         xckpt.load(tmp_path, options=xckpt.LoadOptions(memory_bytes=1))
-    with pytest.raises(xckpt.CorruptCheckpointError, match="the chunk is missing"):
+    # Chunks and zarr.json are read at the same time: either may be missed first.
+    with pytest.raises(xckpt.CorruptCheckpointError, match="missing"):
         xckpt.load(tmp_path)
