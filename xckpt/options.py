@@ -1,6 +1,4 @@
-"""Options of a caller: sizes, threads, memory, progress, how long a storage may take. They are
-checked when they are made, so that an error names the wrong option.
-"""
+"""Options of a caller, checked when they are made, so that an error names the wrong option."""
 
 from __future__ import annotations
 
@@ -100,7 +98,7 @@ class StorageOptions:
     """How often and how long a storage is asked: a part of `SaveOptions` and of `LoadOptions`.
 
     Each of these is None by default: then the variable of the environment counts, and without one
-        the default given here. Local files are never asked twice.
+    the default given here. Local files are never asked twice.
 
     Example:
         >>> SaveOptions(retries=0, timeout=600).timeout
@@ -148,8 +146,7 @@ def _check_limit(where: str, name: str, kind: type[int] | type[float], value: ob
 
 
 def storage_option(options: StorageOptions | None, name: str) -> float | None:
-    """An option of `StorageOptions`: as given, or else from the environment; None if neither has
-    it.
+    """An option of `StorageOptions`, as given or from the environment; None if neither has it.
 
     Raises:
         ValueError: the environment has no such number.

@@ -177,6 +177,7 @@ class HostCopies:
 
     def offer(self) -> None:
         """Let the system take the pages of kept memory when it needs them; the copies are void.
+
         Pages that it has not taken serve the next `copy`.
         """
         if self._region is not None:
@@ -316,8 +317,7 @@ def _threads_for(size: int) -> int:
 def _run(
     tasks: Sequence[Callable[[], None]], meanwhile: Callable[[], Result], *, threads: int
 ) -> Result:
-    """Carry the tasks out in threads, and ``meanwhile`` in this one, which has no thread to wait
-    for if ``threads`` is 0.
+    """Run the tasks in ``threads`` threads and ``meanwhile`` in this one, or all in this one if 0.
 
     Raises:
         BaseException: the first failure.

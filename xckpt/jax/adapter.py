@@ -318,7 +318,7 @@ def _committed(like: jax.Array | jax.ShapeDtypeStruct, sharding: jax.sharding.Sh
     """Whether the user has chosen the devices.
 
     A struct on the default device alone says nothing: ``x.sharding`` gives such a struct also if
-        ``x`` is bound to no device, as step counters are.
+    ``x`` is bound to no device, as step counters are.
     """
     if isinstance(like, jax.ShapeDtypeStruct):
         return sharding != default_sharding()

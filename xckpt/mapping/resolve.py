@@ -214,11 +214,14 @@ def _targets(
 def _without_unwanted(
     possible: Sequence[tuple[str, str, Traced]], rule: Rule, wanted: Mapping[str, TensorSpec] | None
 ) -> list[tuple[str, Traced]]:
-    """The leaves that stay, as (name, tensor). Optional ones stay if they are wanted. If the target
-    is not known and all are optional, those of the first pattern carry the data.
+    """The leaves that stay, as (name, tensor); optional ones stay if they are wanted.
+
+    If the target is not known and all are optional, those of the first pattern carry the data.
 
     Args:
         possible: (pattern, name, tensor) of each leaf that the rule can make.
+        rule: the rule.
+        wanted: the target's leaves, if they are known.
     """
     kept = [
         (name, tensor)

@@ -106,11 +106,10 @@ BY_SHAPE: Final = OwnKeys(by_shape=True)
 
 
 def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
-    """Key and bytes of every object that a manifest implies, in its root; the manifest itself left
-    out.
+    """Key and bytes of every object that a manifest implies, in its root.
 
-    What codecs and the padding of edge chunks add is not counted. Packs are not among them: their
-    names stand in the file of places.
+    The manifest itself is left out. What codecs and the padding of edge chunks add is not counted.
+    Packs are not among them: their names stand in the file of places.
 
     Example:
         >>> from xckpt.core.manifest.entries import TensorEntry

@@ -152,6 +152,7 @@ def refuse(group: Group, error: Exception, step: str = COMPARE) -> None:
 
 def arguments_of(storage: object) -> dict[str, str]:
     """A storage's arguments that must be equal on all ranks, in words; none of unknown storages.
+
     Options that suit a machine, such as ``threads``, may differ.
 
     Example:

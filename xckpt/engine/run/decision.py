@@ -99,10 +99,10 @@ class Rounds:
         """What is wrong with a step that this rank was given, until all ranks have heard it."""
 
     def checked(self, step: object) -> int | None:
-        """The number of a step; None if it is invalid, which all ranks raise when they are next
-        asked.
+        """The number of a step; None if it is invalid: all ranks raise that when asked next.
 
-        Raises: TypeError, ValueError: it is invalid, in a group of one.
+        Raises:
+            TypeError, ValueError: it is invalid, in a group of one.
         """
         try:
             return checked_step(step)

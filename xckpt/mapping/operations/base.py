@@ -213,8 +213,9 @@ def arity_of(operations: Iterable[Operation], taken: int | None = None) -> tuple
     """How many tensors operations in a row take and give.
 
     Args:
-        operations: in the order in which they run. taken: how many tensors come in; if None, as
-            many as the first operation with a fixed number takes, else one.
+        operations: in the order in which they run.
+        taken: how many tensors come in; if None, as many as the first operation with a fixed
+            number takes, else one.
 
     Raises:
         ValueError: one takes another number of tensors than there are.

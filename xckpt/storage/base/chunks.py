@@ -113,7 +113,8 @@ class BaseChunks:
 
         Args:
             leaf: the chunk's, for the message.
-            key: of the file. new: the new path; its folder is made.
+            key: of the file.
+            new: the new path; its folder is made.
             nbytes: the expected length of the file.
             synced: whether a copy is made durable; a link is as durable as its file.
         """

@@ -119,8 +119,10 @@ class SaveBridge(_Bridge, SavePlanner):
 
 
 def _spelled_out(data: object) -> object:
-    """A small plain value instead of the bytes that `torch.save` has made of it, so that any load
-    gets the value; other objects stay these bytes."""
+    """A small plain value in place of the bytes that `torch.save` made of it; else these bytes.
+
+    So any load gets the value.
+    """
     if isinstance(data, io.BytesIO) and data.getbuffer().nbytes <= SMALL_BYTES:
         with contextlib.suppress(XckptError):
             value = value_in(data.getvalue())

@@ -1,5 +1,4 @@
-"""The content of a picture of a tensor, as rectangles of elements: shards, chunks, zarr shards,
-arrays.
+"""What a picture of a tensor shows, as rectangles: shards, chunks, zarr shards, arrays.
 
 1. A plane lies along one or two dimensions, and cuts the others open at a position
    (`PicturePlane`).
