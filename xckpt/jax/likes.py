@@ -21,8 +21,7 @@ from xckpt.core.leaf import TargetPlace
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.shardings import Device, current_mesh, default_sharding
-
-_KEY = "prng_key:"
+from xckpt.jax.target import KEY_PREFIX
 
 
 def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> jax.ShapeDtypeStruct:
@@ -51,12 +50,11 @@ def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> jax.Sh
 
 def _keys(data: jax.ShapeDtypeStruct, annotation: str) -> jax.ShapeDtypeStruct:
     """The keys that have these data; the data itself if this JAX has no such keys."""
-    if not annotation.startswith(_KEY):
+    if not annotation.startswith(KEY_PREFIX):
         return data
+    impl = annotation.removeprefix(KEY_PREFIX)
     try:
-        keys = jax.eval_shape(
-            lambda array: jax.random.wrap_key_data(array, impl=annotation.removeprefix(_KEY)), data
-        )
+        keys = jax.eval_shape(lambda array: jax.random.wrap_key_data(array, impl=impl), data)
     except (TypeError, ValueError):
         return data
     return jax.ShapeDtypeStruct(keys.shape, keys.dtype)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass, field
+from typing import Final
 
 import jax
 import numpy as np
@@ -30,6 +31,9 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.host_buffers import HostBuffers
 from xckpt.jax.shardings import Device, LocalLayout
+
+KEY_PREFIX: Final = "prng_key:"
+"""What the annotation of keys begins with; the implementation's name follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class KeySpec:
     @property
     def annotation(self) -> str:
         """The implementation, for the manifest."""
-        return f"prng_key:{self.impl}"
+        return f"{KEY_PREFIX}{self.impl}"
 
     def wrap(self, data: jax.Array) -> jax.Array:
         """The keys whose data these are."""

@@ -74,9 +74,7 @@ def join(
         return bool(deaths.of(coordinator))
 
     try:
-        has_met = wait_in_thread(
-            partial(meet, meeting), waiting, seconds, lambda: bool(deaths.of(coordinator))
-        )
+        has_met = wait_in_thread(partial(meet, meeting), waiting, seconds, is_dead)
     except dist.DistError as error:
         failures = [RankFailure(coordinator, CLOSED, f"the store of the process group: {error}")]
         raise given_up(failures) from error
