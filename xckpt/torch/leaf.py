@@ -104,13 +104,18 @@ def at_rest(tensor: torch.Tensor, name: str) -> torch.Tensor:
         raise UnsupportedLeafError(
             f"{name}: a lazy parameter has no shape yet; run the module's first forward pass before"
         )
-    wait = getattr(tensor, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
-    local = tensor if wait is None else wait()
+    local = awaited(tensor)
     usual = type(local) in PLAIN and local.layout is torch.strided
     for unfit, advice in () if usual and not (local.is_quantized or local.is_nested) else _FAULTS:
         if unfit(local):
             raise UnsupportedLeafError(f"{name}: {advice.format(kind=type(local).__name__)}")
     return local
+
+
+def awaited(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor, or the result of the collective that is making it."""
+    wait = getattr(tensor, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
+    return tensor if wait is None else wait()
 
 
 def check_readable(local: torch.Tensor, name: str) -> None:

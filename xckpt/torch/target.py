@@ -77,15 +77,15 @@ class PlainTarget:
         if not self.in_place:
             with _MAKING:
                 if not self._is_made:
-                    self.leaf, self._is_made = new_like(self.leaf), True
+                    new = empty_like(self.leaf).requires_grad_(self.leaf.requires_grad)
+                    self.leaf, self._is_made = new, True
         return self.leaf
 
 
-def new_like(tensor: torch.Tensor) -> torch.Tensor:
-    """New memory like a tensor's, real even where that is on the meta device."""
+def empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """New memory like a tensor's, on the CPU where that is on the meta device; no gradients."""
     device = torch.device("cpu") if tensor.is_meta else tensor.device
-    new = torch.empty_like(tensor, device=device, requires_grad=False)
-    return new.requires_grad_(tensor.requires_grad)
+    return torch.empty_like(tensor, device=device, requires_grad=False)
 
 
 @dataclass(frozen=True, slots=True)

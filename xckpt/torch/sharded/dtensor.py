@@ -49,13 +49,14 @@ from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
 from xckpt.torch.leaf import (
     TensorLeaf,
+    awaited,
     check_readable,
     check_writable,
     known_dtype,
     plain,
 )
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
-from xckpt.torch.target import Memory, TensorTarget
+from xckpt.torch.target import Memory, TensorTarget, empty_like
 
 
 class _Chunk(Protocol):
@@ -133,9 +134,7 @@ def rebuild_recipe(leaf: torch.Tensor) -> RebuildRecipe | None:
     None where the local tensor is not a plain one.
     """
     tensor = cast(DTensor, leaf)
-    local = _local_tensor(tensor)
-    wait = getattr(local, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
-    local = local if wait is None else wait()
+    local = awaited(_local_tensor(tensor))
     if type(local) is not torch.Tensor:
         return None
 
@@ -210,7 +209,7 @@ def _new_wrapper(tensor: DTensor, local: torch.Tensor, shards: LocalShards) -> T
         )
 
     def make() -> tuple[DTensor, Sequence[LocalShard]]:
-        new_shards = [(box, _empty_shard(shard)) for box, shard in shards.shards]
+        new_shards = [(box, empty_like(shard)) for box, shard in shards.shards]
         new = DTensor.from_local(
             LocalShardsWrapper(
                 [shard for _, shard in new_shards], [box.offsets for box, _ in new_shards]
@@ -227,11 +226,6 @@ def _new_wrapper(tensor: DTensor, local: torch.Tensor, shards: LocalShards) -> T
     return shards.new_target(make)
 
 
-def _empty_shard(like: torch.Tensor) -> torch.Tensor:
-    device = torch.device("cpu") if like.is_meta else like.device
-    return torch.empty_like(like, device=device, requires_grad=False)
-
-
 def _local_boxes(
     tensor: DTensor, local_shape: tuple[int, ...], name: str
 ) -> tuple[Boxes, Sequence[View]]:
@@ -246,7 +240,8 @@ def _local_boxes(
         return Boxes.of([], rank=tensor.ndim), ()
     _check_order(tensor, coordinate, name)
     shape = tuple(tensor.shape)
-    possible = [_readings(tensor, coordinate, dim, size) for dim, size in enumerate(shape)]
+    orders = zip(cut_orders(tensor), shape, strict=True)
+    possible = [_readings(tensor, coordinate, axes, size) for axes, size in orders]
     fitting = [
         [rows for rows in of_dim if length(rows) == size]
         for of_dim, size in zip(possible, local_shape, strict=False)
@@ -297,36 +292,48 @@ def _sharded_dim(placement: Placement) -> int | None:
     return getattr(placement, "dim", None) if is_shard else None
 
 
-def _readings(
-    tensor: DTensor, coordinate: Sequence[int], dim: int, size: int
-) -> list[tuple[Interval, ...]]:
-    """The rows of dimension ``dim`` that the rank at ``coordinate`` may hold, likelier first."""
-    placements, mesh = tensor.placements, tensor.device_mesh
-    axes = [axis for axis, placement in enumerate(placements) if _sharded_dim(placement) == dim]
-    if not axes:
-        return [((0, size),) if size else ()]
-    cuts = {
-        axis: Cut(
-            parts=mesh.size(axis),
-            part=coordinate[axis],
-            factor=int(getattr(placements[axis], "split_factor", 1)),
-        )
-        for axis in axes
-    }
-    # What torch keeps beside the placements; absent before 2.9 or so, where only the two
-    # conventions that `readings` knows exist.
-    spec = getattr(tensor, "_spec", None)
-    if any(cut.factor > 1 for cut in cuts.values()):
-        # Few states have a _StridedShard.
-        from xckpt.torch.sharded.strided_shard import strided_rows
+def split_factor(placement: Placement) -> int:
+    """That of a _StridedShard; 1 for any other placement."""
+    return int(getattr(placement, "split_factor", 1))
 
-        if getattr(spec, "use_strided_shard_as_shard_order", None) is False:
-            return [strided_rows()(size, [cuts[axis] for axis in axes])]
-        return readings(size, [cuts[axis] for axis in axes], strided_rows())
-    for entry in getattr(spec, "shard_order", None) or ():
-        if entry.tensor_dim == dim:
-            axes = list(entry.mesh_dims)
-    return [nested(size, [cuts[axis] for axis in axes])]
+
+def is_literal(tensor: DTensor) -> bool:
+    """Whether a _StridedShard stands for itself, and not for an order of cuts."""
+    # Absent before torch 2.9 or so, where only the two conventions that `readings` knows exist.
+    spec = getattr(tensor, "_spec", None)
+    return getattr(spec, "use_strided_shard_as_shard_order", None) is False
+
+
+def cut_orders(tensor: DTensor) -> list[tuple[int, ...]]:
+    """For each dimension the mesh axes that cut it, in the order of the cuts.
+
+    Where a _StridedShard is among them, they ascend, and `readings` finds the order.
+    """
+    orders: list[tuple[int, ...]] = [()] * tensor.ndim
+    for axis, placement in enumerate(tensor.placements):
+        dim = _sharded_dim(placement)
+        if dim is not None:
+            orders[dim] = (*orders[dim], axis)
+    for entry in getattr(getattr(tensor, "_spec", None), "shard_order", None) or ():
+        if all(split_factor(tensor.placements[axis]) == 1 for axis in entry.mesh_dims):
+            orders[entry.tensor_dim] = tuple(entry.mesh_dims)
+    return orders
+
+
+def _readings(
+    tensor: DTensor, coordinate: Sequence[int], axes: Sequence[int], size: int
+) -> list[tuple[Interval, ...]]:
+    """The rows of a dimension cut by ``axes`` that a rank may hold, the likelier first."""
+    placements, mesh = tensor.placements, tensor.device_mesh
+    cuts = [Cut(mesh.size(n), coordinate[n], split_factor(placements[n])) for n in axes]
+    if all(cut.factor == 1 for cut in cuts):
+        return [nested(size, cuts)]
+    # Few states have a _StridedShard.
+    from xckpt.torch.sharded.strided_shard import strided_rows
+
+    if is_literal(tensor):
+        return [strided_rows()(size, cuts)]
+    return readings(size, cuts, strided_rows())
 
 
 def _misfit(

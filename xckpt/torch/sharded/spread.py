@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.placements import Cut, cut_order
 from xckpt.core.geometry.spread import Listed, MeshProcesses, OnMesh, Spread
+from xckpt.torch.sharded.dtensor import cut_orders, is_literal, split_factor
 
 _meshes: Final[weakref.WeakKeyDictionary[DeviceMesh, MeshProcesses]] = weakref.WeakKeyDictionary()
 """The ranks of each mesh, read once."""
@@ -31,24 +32,15 @@ def of_dtensor(tensor: DTensor) -> Spread | None:
     mesh, shape = tensor.device_mesh, tuple(tensor.shape)
     if mesh not in _meshes:
         _meshes[mesh] = MeshProcesses("torch", mesh.mesh.cpu().numpy().astype(np.int64))
-    cuts: list[tuple[int, ...]] = [()] * len(shape)
-    for axis, placement in enumerate(tensor.placements):
-        dim = getattr(placement, "dim", None)
-        if dim is not None:
-            cuts[dim] = (*cuts[dim], axis)
-    factors = [int(getattr(placement, "split_factor", 1)) for placement in tensor.placements]
-    if any(factor > 1 for factor in factors):
-        spec = getattr(tensor, "_spec", None)
-        if getattr(spec, "use_strided_shard_as_shard_order", None) is False:
+    factors = [split_factor(placement) for placement in tensor.placements]
+    if any(factor > 1 for factor in factors) and is_literal(tensor):
+        return None
+    cuts: list[tuple[int, ...]] = []
+    for size, axes in zip(shape, cut_orders(tensor), strict=True):
+        order = _even_order(size, axes, mesh.shape, factors)
+        if order is None:
             return None
-        for dim, axes in enumerate(cuts):
-            order = _even_order(shape[dim], axes, mesh.shape, factors)
-            if order is None:
-                return None
-            cuts[dim] = order
-    else:
-        for entry in getattr(getattr(tensor, "_spec", None), "shard_order", None) or ():
-            cuts[entry.tensor_dim] = tuple(entry.mesh_dims)
+        cuts.append(order)
     return OnMesh(shape, _meshes[mesh], tuple(cuts))
 
 
