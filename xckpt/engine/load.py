@@ -145,12 +145,10 @@ def load_state(
     together = operation(group) if group.size > 1 else nullcontext()
     if isinstance(storage_reader, PatientReader) and isinstance(group, OperationGroup):
         storage_reader.patience = group.timeout
-    if watch is None:
-        with together:
-            return load.run(group)
-    load.step = watch.step
-    with watch, together:
-        return load.run(watch.watched(group))
+    if watch is not None:
+        load.step, group = watch.step, watch.watched(group)
+    with watch or nullcontext(), together:
+        return load.run(group)
 
 
 @dataclass(slots=True)

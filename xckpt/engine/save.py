@@ -90,12 +90,10 @@ def save_state(
         save.kept = group.kept_plans
     if group.size > 1 and isinstance(group, NumberedGroup):
         save.processes = group.processes
-    if watch is None:
-        with together:
-            return save.run(group)
-    save.step = watch.step
-    with watch, together:
-        return save.run(watch.watched(group))
+    if watch is not None:
+        save.step, group = watch.step, watch.watched(group)
+    with watch or nullcontext(), together:
+        return save.run(group)
 
 
 @dataclass(slots=True)
@@ -118,7 +116,7 @@ class _Save:
     rank: int = 0
     is_set_up: bool = False
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
-    """What will be committed; only the coordinator learns it."""
+    """What will be committed; only the coordinator knows it."""
 
     def run(self, group: Group) -> Metadata:
         """All steps, on all ranks."""
