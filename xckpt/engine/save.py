@@ -210,14 +210,11 @@ class _Save:
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""
         with self.step("describe"):
-            return self._described()
-
-    def _described(self) -> SavePlan:
-        self._set_up()
-        self.writer.set_up_storage_writer(self.is_coordinator)
-        plan = self.planner.create_local_plan()
-        plan = returned(self.planner, "create_local_plan", plan, SavePlan)
-        return self.writer.prepare_local_plan(plan)
+            self._set_up()
+            self.writer.set_up_storage_writer(self.is_coordinator)
+            plan = self.planner.create_local_plan()
+            plan = returned(self.planner, "create_local_plan", plan, SavePlan)
+            return self.writer.prepare_local_plan(plan)
 
     def _set_up(self) -> SavePlanner:
         """Have the planner take the state, once."""

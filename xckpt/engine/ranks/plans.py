@@ -23,6 +23,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -167,47 +168,47 @@ class _Exchange:
 
     def run(self, step: str) -> tuple[SavePlan, KnownCommit | None]:
         """This rank's share; and what will be committed, where each rank has planned alone."""
-        local, asked = self._first, Ask.NOTHING
-        for _ in Ask:
-            answer = _answer(reduce_scatter(self._group, step, local, self._decide))
-            if answer.ask is Ask.NOTHING:
-                return self._taken(answer), None
-            asked, speaks = answer.ask, self._group.rank in answer.ranks
-            if asked is Ask.NO_MORE:
-                own = self._kept.own[self._known]
-                return _placed(own.share, answer), KnownCommit(own.committed)
-            if asked is Ask.PLANS:
-                local = self._whole
-            else:
-                table = self._table if speaks else b""
-                local = lambda table=table: _encode(_Offer(table=table))  # noqa: E731
+        offer: Callable[[], bytes] = self._first_offer
+        for _ in Ask:  # each question comes at most once
+            answer = _answer(reduce_scatter(self._group, step, offer, self._decide))
+            match answer.ask:
+                case Ask.NOTHING:
+                    return self._received(answer), None
+                case Ask.NO_MORE:
+                    own = self._kept.own[self._known]
+                    return _placed(own.share, answer), KnownCommit(own.committed)
+                case Ask.PLANS:
+                    offer = self._plan_offer
+                case Ask.TABLES:
+                    table = self._table if self._group.rank in answer.ranks else b""
+                    offer = partial(_encode, _Offer(table=table))
         raise PlanError("the ranks' plans did not come; nothing was written")
 
-    def _first(self) -> bytes:
+    def _first_offer(self) -> bytes:
         plan = self._local = self._planning.local()
         known = self._planning.known(plan) if self._planning.key is not None else None
-        said = b"" if known is None else self._said(plan, known)
-        if said not in self._kept.own:
+        digest = b"" if known is None else self._digest_of(plan, known)
+        if digest not in self._kept.own:
             self._encode_plan(plan)
             if self._digest in self._kept.shares:
                 return _encode(_Offer(token=self._kept.shares[self._digest][0]))
-            if known is None or not self._plan_alone(known, said):
-                return self._whole()
-        self._known = said
-        return _encode(_Offer(token=said))
+            if known is None or not self._plan_alone(known, digest):
+                return self._plan_offer()
+        self._known = digest
+        return _encode(_Offer(token=digest))
 
-    def _said(self, plan: SavePlan, known: KnownPlans) -> bytes:
+    def _digest_of(self, plan: SavePlan, known: KnownPlans) -> bytes:
         """A digest of all that the shares depend on."""
         table = self._codec.table_of(plan)
         return _digest(self._planning.key or b"", _digest(table), *known.facts())
 
-    def _plan_alone(self, known: KnownPlans, said: bytes) -> bool:
-        """Plan this rank's share, and keep it; whether there is one."""
+    def _plan_alone(self, known: KnownPlans, digest: bytes) -> bool:
+        """Plan this rank's share and keep it, if what it knows is enough for that."""
         made = self._planning.own(known)
         if made is None:
             return False
-        decides = self._group.rank == self._group.coordinator
-        _keep(self._kept.own, said, made if decides else replace(made, planned=None))
+        is_coordinator = self._group.rank == self._group.coordinator
+        _keep(self._kept.own, digest, made if is_coordinator else replace(made, planned=None))
         return True
 
     def _encode_plan(self, plan: SavePlan) -> None:
@@ -215,15 +216,15 @@ class _Exchange:
         self._table = self._codec.table_of(plan)
         self._digest = _digest(self._planning.key or b"", self._plan)
 
-    def _whole(self) -> bytes:
-        """The plan; what is known of the others' plans is not so."""
+    def _plan_offer(self) -> bytes:
+        """This rank's plan; what it took for the others' plans is not true."""
         self._kept.own.pop(self._known, None)
         self._known = b""
         if not self._plan and self._local is not None:
             self._encode_plan(self._local)
         return _encode(_Offer(plan=self._plan))
 
-    def _taken(self, answer: _Answer) -> SavePlan:
+    def _received(self, answer: _Answer) -> SavePlan:
         """The share that an answer gives; it is kept for the next save."""
         if not answer.share:
             return _placed(self._kept.shares[self._digest][1], answer)
@@ -241,7 +242,7 @@ class _Exchange:
         tokens = [offer.token for offer in offers]
         if any(tokens):
             alike = self._known != b"" and tokens.count(self._known) == len(tokens)
-            answer = self._agreed() if alike else self._again(b"".join(tokens))
+            answer = self._place_of_own() if alike else self._place_of_kept(b"".join(tokens))
             return [_encode(answer)] * len(offers)
         if not self._offers:
             self._offers = offers
@@ -255,23 +256,24 @@ class _Exchange:
                 lacking.setdefault(name, rank)
         if lacking:
             return [_encode(_Answer(Ask.TABLES, tuple(lacking.values())))] * len(offers)
-        return self._answers()
+        return self._shares()
 
-    def _agreed(self) -> _Answer:
+    def _place_of_own(self) -> _Answer:
         """Where to write the shares that the ranks have planned alone."""
         own = self._kept.own[self._known]
         assert own.planned is not None
         return _Answer(Ask.NO_MORE, place=_encode(self._planning.repeat(own.planned, own.share)))
 
-    def _again(self, tokens: bytes) -> _Answer:
-        """Where to write, if all ranks have kept their shares of one plan; else the question."""
+    def _place_of_kept(self, tokens: bytes) -> _Answer:
+        """Where to write, if all ranks have kept their shares of one plan; else ask for plans."""
         known = self._kept.plans.get(self._digest)
         if known is None or known[0] != tokens or self._digest not in self._kept.shares:
             return _Answer(Ask.PLANS)
         place = self._planning.repeat(known[1], self._kept.shares[self._digest][1])
         return _Answer(place=_encode(place))
 
-    def _answers(self) -> list[bytes]:
+    def _shares(self) -> list[bytes]:
+        """Plan for all ranks; each rank's share."""
         shares = self._planning.decide([self._codec.decode(offer.plan) for offer in self._offers])
         if len(shares) != len(self._offers):
             raise PlanError(f"{len(shares)} answers for {len(self._offers)} ranks")
