@@ -131,7 +131,7 @@ def load(
         planner: what goes where.
         group: the ranks that load together; see `save`.
         no_dist: this process loads alone, even if there are other processes.
-        timeout: seconds to wait for a rank that neither answers nor gets on with what it
+        timeout: seconds to wait for a rank that neither answers nor makes progress with what it
             reads; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: threads, memory, progress.
         mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.

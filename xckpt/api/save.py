@@ -59,7 +59,7 @@ def save(
         group: the ranks that save together: a torch process group or DeviceMesh, or a `Group`; by
             default all of torch.distributed or of jax.distributed, where one is initialised.
         no_dist: this process saves alone, whatever other processes there are.
-        timeout: seconds to wait for a rank that neither answers nor gets on with what it
+        timeout: seconds to wait for a rank that neither answers nor makes progress with what it
             writes; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: chunk sizes, threads, memory, progress.
 

@@ -7,8 +7,8 @@
 4. The coordinator: check what was written and commit. Broadcast the metadata.
 
 A failure in any step reaches every rank as one error (`xckpt.engine.steps`), and nothing is
-committed. A save waits for those that go on in the background (`settle`); `xckpt.engine.background`
-adds these to the table.
+committed. A save first waits for the saves in the background (`settle`), which
+`xckpt.engine.background` lists in `IN_FLIGHT`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def save_state(
         group: the ranks that save together.
         planner: how to divide the work.
         metadata: the caller's own, JSON values; the coordinator's is stored.
-        failure: why this rank cannot save, if it cannot: it fails the first step, so that every
-            rank raises.
+        failure: why this rank cannot save, if it cannot. It is raised in the first step, so that
+            every rank raises.
         watch: times the save, if there is a listener.
 
     Returns:
@@ -154,7 +154,7 @@ class _Save:
             self.writer.host_ranks = host_ranks
 
     def _share(self, group: Group) -> tuple[SavePlan, KnownCommit | None]:
-        """What this rank has to write; and what will be committed, where all ranks know it."""
+        """This rank's share, and what will be committed if all ranks know that already."""
         if group.size == 1:
             (share,) = self.plan_globally([as_sent(self.plan_locally())])
             return as_sent(share), None
@@ -173,7 +173,7 @@ class _Save:
         return plan_together(group, PLAN, planning, self.kept)
 
     def _plan_key(self) -> bytes | None:
-        """What a plan depends on beside the ranks' plans; None if it is not to be kept."""
+        """What the shares depend on besides the ranks' plans; None if they must not be kept."""
         options = getattr(self.writer, "options", None)
         if not isinstance(options, SaveOptions) or not isinstance(self.writer, PlanCachingWriter):
             return None
@@ -188,20 +188,20 @@ class _Save:
         return repr((planned_by, sizes, names)).encode()
 
     def _known_plans(self, plan: SavePlan) -> KnownPlans | None:
-        """All ranks' plans, where this rank knows them and can say where it writes."""
+        """All ranks' plans, if this rank knows them and its storage can order its own writes."""
         if self.processes is None or not isinstance(self.writer, OwnOrdersWriter):
             return None
         return self.planner.known_plans(plan, self.rank, self.processes)
 
     def _plan_alone(self, known: KnownPlans) -> OwnPlan | None:
-        """This rank's share of the plans that all know, with its orders, and the whole."""
+        """This rank's share, made from all ranks' plans, with its orders; and the whole."""
         assert isinstance(self.writer, OwnOrdersWriter)
         with self.step("plan"):
             made = known.share()
             return made and OwnPlan(*self.writer.prepare_own_plan(*made), made[1])
 
     def _plan_again(self, metadata: Metadata, share: SavePlan) -> object:
-        """The coordinator: where to write by the plan of an earlier save."""
+        """On the coordinator: where to write the shares of an earlier save's plan."""
         with self.step("plan"):
             metadata = replace(metadata, user_metadata=self.user_metadata)
             (again,), self.metadata = self.writer.prepare_global_plan([share], metadata)
@@ -245,7 +245,7 @@ class _Save:
         return shares
 
     def write(self, share: SavePlan) -> object:
-        """Write this rank's share; the report."""
+        """Write this rank's share; return the report."""
         with self.step("write"):
             plan = returned(self.planner, "finish_plan", self.planner.finish_plan(share), SavePlan)
             check_finished(share, plan)
@@ -258,7 +258,7 @@ class _Save:
 
 
 def hand_to(planner: SavePlanner, state: object, storage_meta: object, coordinates: bool) -> None:
-    """Call ``set_up_planner``, also one with the two arguments that torch's had at first."""
+    """Call ``set_up_planner``; one that takes two arguments, as torch's did, gets no metadata."""
     hook: Callable[..., None] = planner.set_up_planner
     planner.storage_meta = storage_meta
     try:
@@ -270,7 +270,7 @@ def hand_to(planner: SavePlanner, state: object, storage_meta: object, coordinat
 
 
 def default_planner(options: SaveOptions) -> SavePlanner:
-    """The planner of a save that was given none.
+    """The planner of a save whose caller names none.
 
     Example:
         >>> type(default_planner(SaveOptions())).__name__
@@ -283,13 +283,13 @@ def default_planner(options: SaveOptions) -> SavePlanner:
 
 @dataclass(slots=True, eq=False)
 class SaveInFlight:
-    """A save that goes on in the background, as those see it that wait for it."""
+    """A save in the background, as seen by those that wait for it."""
 
     where: str
     """The path or URL that is saved to."""
     rank: int
     size: int
-    """How many ranks the group that saves has."""
+    """How many ranks save together."""
     saved: Future[Metadata] = field(default_factory=Future[Metadata])
     seen: bool = False
     """Whether a caller has received the outcome."""
@@ -299,7 +299,7 @@ class SaveInFlight:
         return self.size != group.size or self.rank == group.rank
 
     def take_failure(self) -> BaseException | None:
-        """The failure if it was never asked for; waits for the end, and answers once."""
+        """Wait for the end; return the failure if it was never asked for, and only once."""
         error = self.saved.exception()
         if self.seen:
             return None
@@ -317,11 +317,11 @@ class SaveInFlight:
 
 
 IN_FLIGHT: Final[dict[SaveInFlight, None]] = {}
-"""Saves in the background that go on, or have failed and were not asked for; oldest first."""
+"""Saves in the background, oldest first: still running, or failed and never asked about."""
 
 
 def settle(group: Group) -> BaseException | None:
-    """Wait for the saves in flight; the failure of one that was never asked for, if there is one.
+    """Wait for the saves in flight; return a failure that was never asked for, if there is one.
 
     The caller must raise it; it is not stored.
     """

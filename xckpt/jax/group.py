@@ -57,7 +57,7 @@ class JaxGroup:
 
     Args:
         coordinator_rank: the process that makes the global decisions and commits.
-        timeout: seconds that a process is waited for which neither answers nor gets on with what it
+        timeout: seconds to wait for a process that neither answers nor makes progress with what it
             writes or reads.
         warn_after: seconds of waiting after which a warning in the log names the silent ranks.
 

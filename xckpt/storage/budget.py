@@ -288,7 +288,7 @@ class ProgressCounter:
         Raises:
             RanksFailedError: other ranks were lost meanwhile: the work is in vain.
         """
-        WORK.get().get_on()
+        WORK.get().advance()
         if self._callback is None:
             return
         with self._lock:

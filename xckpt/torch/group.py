@@ -51,8 +51,8 @@ class TorchGroup:
     Args:
         process_group: the processes that take part; None for all of them.
         coordinator_rank: the rank within ``process_group`` that decides and commits.
-        timeout: seconds that a rank is waited for which neither answers nor gets on with what it
-            writes or reads. None for as long as the process group does.
+        timeout: seconds to wait for a rank that neither answers nor makes progress with what it
+            writes or reads. None for as long as the process group waits.
         warn_after: seconds of waiting after which a warning in the log names the silent ranks.
 
     Raises:

@@ -1,15 +1,16 @@
-"""A rank that works says so: others wait as long as it gets on, and no longer.
+"""A rank that works says so: the others wait as long as it makes progress, and no longer.
 
-1. What moves bytes or files notes the time: ``WORK.get().moved = time.monotonic()``, after each
-   slab, file or request. It is a statement, not a call: it stands in the innermost loops of a save.
-   A call of the system that does not return notes nothing.
+1. Code that moves bytes or files notes the time after each slab, file or request:
+   ``WORK.get().moved = time.monotonic()``. It is a statement, not a call, because it stands in the
+   innermost loops of a save. A system call that does not return notes nothing.
 2. `working` surrounds a rank's own part of a step. Where the group can pass it on, a thread tells
-   the others now and then how long ago this rank last got on, unless that was said already.
-3. The same thread hears the others meanwhile: a coordinator that works for long finds out that a
-   rank is lost, and says so, while it works. What counts progress then ends the work (`get_on`).
-4. A thread that does a part of the work is started with the `WORK` of it.
-5. A rank that takes chunks from another gets on as that one does: it takes over the time, not the
-   moment at which it heard of it. So what has stopped is nowhere taken for alive.
+   the others at intervals how long ago this rank made progress, if it made any since the last time.
+3. The same thread hears the others meanwhile. So a coordinator that works for long learns that a
+   rank is lost, and says so, while it works. The next note of progress then ends the work
+   (`Work.advance`).
+4. A thread that does a part of some work is started with that `WORK`.
+5. A rank that takes chunks from another rank takes over the time of that rank's progress, not the
+   time at which it heard of it. So a rank that has stopped is never taken for alive.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class Work:
     """A rank's own part of a step, or whatever one process does alone."""
 
     moved: float = field(default_factory=time.monotonic)
-    """When it last got on, by `time.monotonic`."""
+    """When it last made progress, by `time.monotonic`."""
     is_heard: bool = False
-    """Whether others hear of it."""
+    """Whether other ranks are told of it."""
     failures: Sequence[RankFailure] = ()
     """Why it is in vain, once that is known."""
 
-    def get_on(self) -> None:
-        """Note that it gets on, at a moment at which it may as well end.
+    def advance(self) -> None:
+        """Note progress, at a moment when the work may as well end.
 
         Raises:
             RanksFailedError: ranks were lost meanwhile, or have left.
@@ -60,15 +61,15 @@ WORK: Final[ContextVar[Work]] = ContextVar("WORK", default=_ALONE)
 
 @runtime_checkable
 class HeartbeatGroup(Protocol):
-    """A group whose ranks can tell the others that they get on."""
+    """A group whose ranks can tell the others that they make progress."""
 
     @property
     def beat(self) -> float:
-        """Seconds between two words of a rank that works; ``math.inf`` for none."""
+        """Seconds between two messages of a rank that works; ``math.inf`` for no messages."""
         ...
 
     def say_alive(self, seconds_ago: float) -> None:
-        """This rank is at its own part of a step, and got on so many seconds ago."""
+        """Say that this rank works at its part of a step, and made progress some seconds ago."""
         ...
 
     def heed(self, began: float, away: float) -> None:
@@ -85,7 +86,7 @@ class HeartbeatGroup(Protocol):
 
 
 def beat_of(timeout: float) -> float:
-    """Seconds between two words of a rank that others wait for at most so long.
+    """Seconds between two messages of a rank that others wait for, for at most ``timeout``.
 
     Example:
         >>> beat_of(1800.0), beat_of(2.0)
@@ -96,11 +97,11 @@ def beat_of(timeout: float) -> float:
 
 @contextlib.contextmanager
 def working(group: object, *, heeds: bool = False) -> Generator[None]:
-    """This rank's own part of a step: as long as it gets on, the others hear of it.
+    """Around this rank's own part of a step: the others hear of its progress.
 
     Args:
         group: the ranks.
-        heeds: whether the others owe something to this step, so that a loss ends it.
+        heeds: whether the step needs something of the others, so that the loss of one ends it.
 
     Example:
         >>> class Loud:

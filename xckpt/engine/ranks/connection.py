@@ -37,7 +37,7 @@ class Kind(IntEnum):
     LEFT = 3
     """The sender has left the save or load, and why."""
     ALIVE = 4
-    """The sender waits for other ranks itself, or works; perhaps how long ago it got on."""
+    """The sender waits for others itself, or works; perhaps how long ago it made progress."""
     SUSPECTS = 5
     """Ranks that the sender has timed out on elsewhere."""
 
@@ -83,7 +83,7 @@ class Connection:
         self.end = ""
         """Why nothing more comes; empty while the connection stands."""
         self.heard = time.monotonic()
-        """When something was last received, or taken after a wait; or when the other end got on."""
+        """When bytes last came, or were taken after a wait; or when the other end made progress."""
         self._outgoing: deque[memoryview] = deque()
         self._incoming = memoryview(bytearray(HEADER.size))
         self._filled = 0

@@ -2,7 +2,7 @@
 
 1. A rank is silent when nothing was received from it for the timeout, counted from the beginning of
    the wait. Any frame counts: a coordinator that waits itself says so, and so does a rank that
-   works and gets on (`Kind.ALIVE`).
+   works and makes progress (`Kind.ALIVE`).
 2. A rank on which another has timed out elsewhere is waited for only a moment longer (`suspect`).
 3. A rank that has not connected may be known to be dead.
 4. While this process itself does not run (a scheduler has suspended the job), it hears nothing:

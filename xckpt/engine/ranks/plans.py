@@ -1,18 +1,18 @@
-"""Plans to the coordinator and shares back, without what the other side knows already.
+"""Plans go to the coordinator and shares come back, without what the other side knows already.
 
-1. A rank that knows the plans of all (`xckpt.core.plan.alone`) plans its share alone, and sends a
-   digest of what it knows, 16 bytes. Where all ranks' are equal, all that the coordinator sends is
-   where to write. Else it asks for the plans (`Ask.PLANS`).
-2. Any other rank makes its local plan and sends it, but for its leaf table: of that a digest, which
-   is most often equal to the coordinator's own. A table that the coordinator lacks it asks of one
-   rank (`Ask.TABLES`), and that is all that the next round carries.
-3. The shares go back, with a leaf table only where that is not the rank's own.
-4. What was planned is kept: on a rank its share under the digest of its plan, with a token; on the
-   coordinator all ranks' tokens and the metadata. A rank whose plan has the digest sends the token,
-   16 bytes. Where the coordinator has kept just these of all ranks, nothing is planned, and all it
-   sends is where to write. Else it asks for the plans, and all is as the first time. A share that a
-   rank has planned alone is kept, too, under what it knew.
-5. Of the commit, ranks that have planned alone receive what they cannot know (`KnownCommit`).
+1. A rank that knows all ranks' plans (`xckpt.core.plan.alone`) plans its own share, and sends a
+   digest of what it knows, 16 bytes. If the digests of all ranks are equal, the coordinator answers
+   where to write and nothing else. Otherwise it asks for the plans (`Ask.PLANS`).
+2. Any other rank sends its local plan, with a digest in place of the leaf table. Most ranks have
+   the coordinator's table. If the coordinator lacks a table, it asks one rank for it
+   (`Ask.TABLES`), and the next round carries nothing else.
+3. The coordinator sends each rank its share, with a leaf table only where it is not the rank's own.
+4. Plans are kept: a rank keeps its share under the digest of its plan, with a token, and the
+   coordinator keeps all ranks' tokens and the metadata. A rank that makes the same plan again sends
+   the token, 16 bytes. If the coordinator has kept the tokens of all ranks, it plans nothing and
+   answers where to write. Otherwise it asks for the plans, as in a first save. A rank also keeps a
+   share that it planned alone, under the digest of what it knew.
+5. After the commit, ranks that planned alone receive only what they cannot know (`KnownCommit`).
 
 A token is made of the digests of all ranks' plans, so shares of two different plans never mix.
 """
@@ -57,7 +57,7 @@ class _Offer(msgspec.Struct, array_like=True):
     """What a rank sends."""
 
     token: bytes = b""
-    """That of the share that it has kept, or a digest of what it knows of all plans."""
+    """The token of the share that it has kept, or a digest of what it knows of all plans."""
     plan: bytes = b""
     table: bytes = b""
     """The leaf table, if it was asked for."""
@@ -79,12 +79,12 @@ class _Answer(msgspec.Struct, array_like=True):
 
 
 class _Brief(msgspec.Struct, array_like=True):
-    """What the coordinator says of a commit to ranks that know the rest."""
+    """What the coordinator tells ranks that know the rest of a commit."""
 
     user: bytes
     """The caller's metadata, JSON."""
     kinds: dict[str, str]
-    """Kinds of values that are not as planned."""
+    """Leaf name -> kind, of each value whose kind differs from the plan's."""
 
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ _answer = msgspec.msgpack.Decoder(_Answer).decode
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """What the save does in this exchange."""
+    """The steps of a save that an exchange of plans calls."""
 
     local: Callable[[], SavePlan]
     """This rank's plan."""
@@ -108,7 +108,7 @@ class Planning:
     repeat: Callable[[Metadata, SavePlan], object]
     """The coordinator: where to write the shares of an earlier plan, given its own share."""
     key: bytes | None
-    """What a plan depends on beside the ranks' plans; None if it must not be kept."""
+    """What the shares depend on besides the ranks' plans; None if they must not be kept."""
     known: Callable[[SavePlan], KnownPlans | None] = lambda _: None
     """All ranks' plans, given this rank's, if it knows them."""
     own: Callable[[KnownPlans], OwnPlan | None] = lambda _: None
@@ -117,7 +117,7 @@ class Planning:
 
 @dataclass(frozen=True, slots=True)
 class KnownCommit:
-    """What will be committed, known to ranks that have each planned alone.
+    """What will be committed, as far as ranks that have planned alone know it.
 
     Example:
         >>> known = KnownCommit(Metadata({"step": BytesStorageMetadata("int")}))
@@ -130,11 +130,11 @@ class KnownCommit:
     """As far as a plan can tell."""
 
     def finish(self, writer: StorageWriter, planned: Metadata, results: Sequence[object]) -> bytes:
-        """The coordinator: commit what was written; the answer to all ranks."""
+        """On the coordinator: commit what was written; return the answer to all ranks."""
         return self.brief(writer.committed_metadata(writer.finish(planned, results)))
 
     def brief(self, committed: Metadata) -> bytes:
-        """What other ranks do not know of a commit."""
+        """The parts of a commit that other ranks do not know."""
         kinds = {
             name: described.kind
             for name, described in committed.state_dict_metadata.items()

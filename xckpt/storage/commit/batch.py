@@ -74,7 +74,7 @@ def sync_all(descriptor: int, folders: Iterable[Path]) -> None:
 def flush(descriptor: int) -> None:
     """Force a file's data to disk part by part, and count each; the file is synced after that.
 
-    One fsync of a large file may take minutes, in which other ranks cannot see whether it gets on.
+    One fsync of a large file may take minutes, in which other ranks see no progress.
 
     Raises:
         OSError: something could not be written.
