@@ -129,8 +129,8 @@ def load_state(
         in_place: fill the targets themselves.
         others: finds what may be there in place of a checkpoint that ``storage_reader`` reads.
         watch: times the load, if there is a listener.
-        arguments: of the call, in words: those that must be equal on all ranks, beside the
-            reader's.
+        arguments: those of the call that must be equal on all ranks, besides the reader's; name
+            -> value in words.
 
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.

@@ -176,7 +176,7 @@ class BlockingAsyncStager(AsyncStager):
         self._copies.prepare(_parts(copyables))
 
     def lend(self, until: Future[Any]) -> None:
-        """Leave cached memory as it is until a future is done: what was staged last is in use."""
+        """Keep cached memory as it is until a future is done: a save reads what is in it."""
         self._in_use = until
 
     def close(self) -> None:

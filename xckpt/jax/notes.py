@@ -74,7 +74,7 @@ class Notes:
         return min(deadline, self._suspects.get(rank, deadline))
 
     def excuse(self, away: float) -> None:
-        """So many seconds, in which this process did not run, are no silence of others."""
+        """Do not count as silence the seconds in which this process did not run."""
         now = time.monotonic()
         self._heard = {rank: min(now, heard + away) for rank, heard in self._heard.items()}
 

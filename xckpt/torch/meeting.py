@@ -1,4 +1,4 @@
-"""How the processes of a torch process group come to talk: through its store, in bounded time.
+"""How the processes of a torch process group connect: through its store, in bounded time.
 
 A call to a store can hang for minutes (its server may be a rank that is stopped), so each is made
 in a thread and given up in time.
@@ -28,7 +28,7 @@ TAG: Final = 0x78636B70
 """Of the byte that is never sent: no tag of the user's."""
 INVITATION: Final = "invitation"
 NOTE: Final = "given up"
-"""The keys of the coordinator's invitation, and of what a rank says that gives others up."""
+"""The keys of the coordinator's invitation, and of the note of a rank that gives others up."""
 NOTE_SECONDS: Final = 0.25
 """How long a rank that gives up tries to leave the note."""
 LONGEST_PAUSE: Final = 0.05
@@ -48,15 +48,18 @@ def join(
     *,
     has_gloo: bool,
 ) -> tuple[Star, Links]:
-    """Connect a rank to the others; its connections too, for the end of the group.
+    """Connect a rank to the others.
 
     Args:
         group: the processes.
         purpose: what for; there is one star for each.
         rank: this process's.
-        coordinator: who invites.
-        timeout: seconds that the coordinator, or the store, is waited for.
+        coordinator: the rank that invites.
+        timeout: seconds to wait for the coordinator, or the store.
         has_gloo: whether the group has a gloo backend for the CPU.
+
+    Returns:
+        The star, and its connections, which the caller closes at the end of the group.
 
     Raises:
         RanksFailedError: the coordinator did not come, or others have given up.
@@ -92,7 +95,7 @@ def join(
 
 
 class _Meeting:
-    """What happens in the thread."""
+    """One rank's part, which runs in a thread."""
 
     def __init__(self, store: dist.Store, rank: int, coordinator: int) -> None:
         self.links: Links | None = None

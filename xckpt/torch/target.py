@@ -25,7 +25,7 @@ _MAKING = threading.Lock()
 
 @dataclass(slots=True)
 class PlainTarget:
-    """A plain tensor to be loaded, of which there are many: one box, and no object beside this."""
+    """A plain tensor to be loaded: one box. There are many, so each is this one object."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,7 +38,7 @@ class PlainTarget:
 
     @property
     def annotation(self) -> str:
-        """None: it is an array."""
+        """Empty: it is an array."""
         return ""
 
     @property

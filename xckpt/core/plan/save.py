@@ -2,10 +2,10 @@
 
 The default planner is thin. Each hook calls a pure function over plans:
 
-1. ``set_up_planner``: flatten the state and describe each leaf (`xckpt.core.tree`, `.leaves`).
+1. ``set_up_planner``: flatten the state (`xckpt.core.tree`) and have adapters describe each leaf.
 2. ``create_local_plan``: `local_plan` turns descriptions into columns.
-3. ``create_global_plan``: `global_plan` merges all ranks' columns, lays out each
-   leaf (`xckpt.core.plan.layout`), shares the work and gives each rank its columns back.
+3. ``create_global_plan``: `xckpt.core.plan.merge.global_plan` merges all ranks' columns, lays out
+   each leaf, shares the work and gives each rank its columns back.
 4. ``finish_plan``: nothing by default.
 5. ``resolve_data``: the local shard's view that an item asks for.
 """
@@ -95,7 +95,7 @@ class SavePlanner(abc.ABC):
         """
 
     def lasting_key(self) -> str | None:
-        """What the global plan depends on beside the local plans; None if that is not known.
+        """What the global plan depends on besides the local plans; None if that is not known.
 
         If it is known, ranks whose local plans are those of an earlier save keep their shares.
         """

@@ -87,11 +87,11 @@ class OwnPlan:
     """What a rank has planned alone."""
 
     share: SavePlan
-    """With orders, but for the place."""
+    """With orders, except for the place."""
     committed: Metadata
     """What the checkpoint will say, as far as a plan can tell."""
     planned: Metadata | None
-    """The planner's of the whole, on the coordinator, which commits it."""
+    """What the planner says of the whole; on the coordinator only, which commits it."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,8 @@
 """How many processes a launcher has started together with this one, by the environment.
 
-Several processes that no group joins would save several states over one another. So
-where no group is found, `launched_with` asks whether a launcher has started more than one process.
-SLURM's step is asked and not its job: a batch script is one process, however many tasks the job
-may start.
+Several processes that no group joins would save several states over one another. So where no group
+is found, `launched_with` asks whether a launcher has started more than one process. SLURM's step
+counts, and not its job: a batch script is one process, however many tasks the job may start.
 """
 
 from __future__ import annotations

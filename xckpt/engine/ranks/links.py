@@ -1,4 +1,4 @@
-"""The connections of one rank: all are sent to and received from at once, by `Links.turn`.
+"""The connections of one rank; `Links.turn` sends and receives on all of them at once.
 
 The coordinator listens, and every other rank connects to it, so that there is one connection for
 each of them. A connection is taken into `Links.to` once its first frame has shown the group's

@@ -5,8 +5,8 @@
    works and makes progress (`Kind.ALIVE`).
 2. A rank on which another has timed out elsewhere is waited for only a moment longer (`suspect`).
 3. A rank that has not connected may be known to be dead.
-4. While this process itself does not run (a scheduler has suspended the job), it hears nothing:
-   that time is no silence of others (`Presence`).
+4. While this process does not run (a scheduler has suspended the job), it hears nothing. That time
+   does not count as silence of others (`Presence`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Patience:
             self.suspects.setdefault(rank, time.monotonic() + patience)
 
     def excuse(self, away: float) -> None:
-        """So many seconds, in which this process did not run, are no silence of others."""
+        """Do not count as silence the seconds in which this process did not run."""
         if away:
             for link in self._links.to.values():
                 link.heard = min(time.monotonic(), link.heard + away)

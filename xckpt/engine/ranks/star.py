@@ -5,8 +5,8 @@
 2. A rank from which nothing is received for the timeout (seconds) is given up. A rank whose
    connection ends, or that announces that it leaves (it was interrupted), is given up at once.
 3. The coordinator tells all others which ranks are given up, and why: all raise the same error. A
-   coordinator that waits says so to those that have done their part, which wait on; so does a rank
-   that works (`say_alive`); such a rank receives what the others say meanwhile (`heed`).
+   coordinator that waits says so to the ranks that have done their part, which wait on. So does a
+   rank that works (`say_alive`), and it hears the others meanwhile (`heed`).
 4. A rank that has timed out on others elsewhere names them (`suspect`): those that do not answer at
    once are given up.
 5. A group that has lost a rank is closed for good. A rank that has merely left can come again: the

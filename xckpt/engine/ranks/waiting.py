@@ -31,14 +31,14 @@ LONGEST_SECONDS: Final = 300.0
 SLICE_SECONDS: Final = 0.2
 """How often a rank that waits asks whether others have given up."""
 AWAY_SECONDS: Final = 2.0
-"""More than passes between two looks at the clock, unless the process does not run meanwhile."""
+"""More than passes between two looks at the clock while the process runs."""
 
 
 class Presence:
-    """Notices that this process did not run for a while, as where a scheduler suspends a job.
+    """Notices that this process did not run for a while, as when a scheduler suspends a job.
 
-    It could hear nothing then, so that time is no silence of others. While one waits, it is to be
-    asked in shorter intervals than `AWAY_SECONDS`.
+    It heard nothing in that time, which is therefore no silence of others. A rank that waits asks
+    it at intervals shorter than `AWAY_SECONDS`.
 
     Example:
         >>> Presence().away()
@@ -49,7 +49,7 @@ class Presence:
         self._looked = time.monotonic()
 
     def away(self) -> float:
-        """Seconds since the last look, if there was none for so long."""
+        """Seconds since the last look, if the process did not run in between; else 0."""
         now = time.monotonic()
         passed, self._looked = now - self._looked, now
         return passed if passed > AWAY_SECONDS else 0.0

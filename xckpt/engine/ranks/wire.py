@@ -212,7 +212,7 @@ class _Problem(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, problem: Problem | str) -> _Problem:
-        """What is sent of a problem; a planner of one's own may give plain lines."""
+        """What is sent of a problem; a caller's own planner may give plain lines."""
         known = Problem.of(problem)
         box = known.box and (known.box.offsets, known.box.sizes)
         return cls(known.leaf, box, known.kind, known.text, str(known))

@@ -35,7 +35,7 @@ class Preemption:
     def __init__(self, signals: Iterable[signal.Signals] = (signal.SIGTERM,)) -> None:
         self.signals = tuple(signals)
         self.notices = preemption_notices()
-        """What to ask at each step, beside the signals."""
+        """What to ask at each step, besides the signals."""
         self._noted: list[int] = []
         """The signals that have come, each once."""
         self._previous: dict[int, object] = {}

@@ -16,7 +16,7 @@ public names and is touched here only. `whole_plans` decides:
    unless the save that made these plans failed before it could send them. The coordinator sees that
    by its own local plan, which is usable then, or has noted it (`note_unsent`).
 
-Should plans be taken for delivered that are not, the commit finds that they don't fit the metadata.
+If plans are wrongly taken for delivered, the commit finds that they do not fit the metadata.
 
 To load (`torch_metadata`): a stored tensor's chunks are its zarr arrays, so a planner asks for one
 part of an array at a time, whatever chunks that part touches.

@@ -1,6 +1,6 @@
-"""A save of DCP under way: where it is staged, and what ranks exchange beside DCP's own steps.
+"""A save of DCP under way: where it is staged, and what ranks exchange besides DCP's own steps.
 
-All ranks have met through a store (`shared_store`), and it carries what DCP does not.
+All ranks have met through a store (`shared_store`), which carries what DCP does not.
 
 **The place.** With ``DefaultSavePlanner(enable_plan_caching=True)`` DCP sends no plan where nothing
 has changed: a rank writes by the plan of an earlier save, which cannot know where this save is
@@ -19,8 +19,10 @@ staged. So:
 1. Each rank counts itself when it has stopped writing (`note_stopped`), and says so if it failed
    (`note_failed`).
 2. The coordinator looks from a thread (`watch_failures`). Once a rank has failed and all have
-   stopped, it removes the staging and says that it is gone. Before that it would be written again.
-3. A rank that failed waits for that before it raises, but not for ever: another rank may be lost.
+   stopped, it removes the staging and says so. Any sooner, a rank that still writes would make the
+   staging again.
+3. A rank that failed waits for that before it raises, but only for a while: another rank may be
+   lost.
 """
 
 from __future__ import annotations

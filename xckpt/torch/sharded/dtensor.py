@@ -7,10 +7,10 @@
 3. Every combination of the dimensions' intervals is a box; its data are a view of the local tensor.
    Boxes without elements are left out.
 
-A local tensor that says itself which shards it has is asked instead: a `LocalShardsWrapper`, which
-holds embedding tables as TorchRec shards them. Such a table may have several shards on a rank
-(column-wise), one (row-wise), or all of it on one rank and nothing on the others (table-wise), and
-mesh and placements do not tell which. Its hooks do, which torch's own checkpoints use as well:
+A local tensor that can list its own shards is asked instead: a `LocalShardsWrapper`, which holds
+embedding tables as TorchRec shards them. Such a table may have several shards on a rank
+(column-wise), one (row-wise), or all of it on one rank and nothing on the others (table-wise). Mesh
+and placements do not tell which; the tensor's hooks do, which torch's own checkpoints use as well:
 
 1. ``__create_chunk_list__`` gives offsets and sizes of the local shards. A rank without any gives
    one empty chunk, or none. ``__get_tensor_shard__`` gives a shard's tensor.

@@ -1,9 +1,9 @@
 """Planners for states on XLA devices, and their shards on the host.
 
-`xckpt.save`, `load` and `load_into` take tensors on XLA devices with no planner named. These
-planners are for code that names one, as torch_xla's own examples do, and for those who override a
-step; they also tell the sharded leaves from the others. `CpuShards` are what a stager keeps of a
-tensor. What a leaf is and how its elements move is in `xckpt.torch.xla.adapter`.
+`xckpt.save`, `load` and `load_into` need none of these planners for tensors on XLA devices. They
+are for code that names a planner, as torch_xla's own examples do, or overrides a step; and they
+list the sharded leaves apart from the others. A stager keeps a tensor as `CpuShards`. What a leaf
+is and how its elements move is in `xckpt.torch.xla.adapter`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
 
 class Shard(Protocol):
-    """What is used of torch_xla's `XLAShard`."""
+    """The attributes used of torch_xla's `XLAShard`."""
 
     data: torch.Tensor
     """On the host, padding included."""

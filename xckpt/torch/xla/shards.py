@@ -1,4 +1,4 @@
-"""What torch_xla says of a tensor, and how its elements come to the host and go back.
+"""A tensor on an XLA device: what torch_xla says of it, and its way to the host and back.
 
 An XLA device under SPMD is many devices that look like one. A tensor there has one global shape,
 and each local device holds a shard: all of it (replicated) or a box of it, padded at the end so

@@ -47,7 +47,7 @@ class KnownPlans:
     """Target sizes of chunks."""
 
     def facts(self) -> list[bytes]:
-        """What all ranks must know alike, beside the table of the leaves."""
+        """What all ranks must know alike, besides the table of the leaves."""
         processes = self.processes.framework.encode() + self.processes.numbers.tobytes()
         containers = repr(sorted(self.plan.containers.items())).encode("utf-8", "surrogatepass")
         said = [processes, containers, self.kinds.tobytes(), *(s.says() for s in self.spreads)]
