@@ -1,6 +1,7 @@
-"""What the engine asks of a storage: two protocols, in the order of the calls.
+"""What the engine asks of a storage: a writer and a reader, in the order of the calls.
 
-`PlainStorageWriter` implements the hooks that most writers leave as they are.
+`PlainStorageWriter` implements the hooks that most writers leave as they are. The other protocols
+are what a storage may be able to do besides; the engine looks for each where it can use it.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ class SharesHost(Protocol):
 
 @runtime_checkable
 class PlanCachingWriter(Protocol):
-    """A writer whose orders last: an equal plan gets the same orders, but for the place."""
+    """A writer whose orders last: an equal plan gets the same orders, except for the place."""
 
     lasting: bool
 
 
 @runtime_checkable
 class OwnOrdersWriter(Protocol):
-    """A writer whose orders each rank can make alone, but for the place."""
+    """A writer whose orders each rank can make alone, except for the place."""
 
     def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> tuple[SavePlan, Metadata]:
         """Every rank: the plan with the orders that the coordinator would give it, as `BriefData`.

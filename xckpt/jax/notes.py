@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from xckpt.engine.ranks.patience import GRACE_SECONDS, SUSPECT_SECONDS
+from xckpt.engine.ranks.patience import GRACE_SECONDS, suspected_until
 from xckpt.engine.ranks.waiting import SILENT, given_up
 from xckpt.errors import RankFailure
 from xckpt.jax.service import InTime, silent_ranks
@@ -93,10 +93,9 @@ class Notes:
         self._write(f"suspects/{self._rank}", list(ranks))
 
     def _hurry(self, ranks: Sequence[int]) -> None:
-        # The others wait for the coordinator's verdict, so they wait a moment longer than it.
-        patience = SUSPECT_SECONDS + GRACE_SECONDS * (self._rank != self._coordinator)
+        until = suspected_until(is_coordinator=self._rank == self._coordinator)
         for rank in ranks:
-            self._suspects.setdefault(rank, time.monotonic() + patience)
+            self._suspects.setdefault(rank, until)
 
     @property
     def suspects_some(self) -> bool:

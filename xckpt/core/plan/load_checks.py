@@ -44,7 +44,7 @@ def compare(
     Args:
         targets: leaf name -> target; None for a Python value.
         metadata: the checkpoint's.
-        strict: whether a leaf that the checkpoint doesn't have is a difference.
+        strict: whether a leaf that the checkpoint lacks is a difference.
         cast: whether another dtype is not.
 
     Example:
@@ -258,7 +258,7 @@ def target_problems(
     """A line for each target that the items do not fill exactly once.
 
     Args:
-        items: a rank's read items; those for leaves that are not in ``wanted`` don't count.
+        items: a rank's read items; those for leaves that are not in ``wanted`` do not count.
         wanted: leaf name -> the boxes wanted, numbered as `ReadItem.dest_index` does; None for a
             Python value.
 

@@ -32,6 +32,12 @@ KILLED: Final = (
 )
 
 
+def suspected_until(*, is_coordinator: bool) -> float:
+    """Until when a rank waits for one on which another has timed out, by `time.monotonic`."""
+    # The others wait for the coordinator's verdict, so they wait a moment longer than it.
+    return time.monotonic() + SUSPECT_SECONDS + (0.0 if is_coordinator else GRACE_SECONDS)
+
+
 class Patience:
     """What a rank knows about the ranks that it waits for.
 
@@ -56,10 +62,9 @@ class Patience:
 
     def suspect(self, ranks: Sequence[int]) -> None:
         """Wait no longer than a moment for ranks from now on."""
-        # The others wait for the coordinator's verdict, so they wait a moment longer than it.
-        patience = SUSPECT_SECONDS + GRACE_SECONDS * (self._rank != self._coordinator)
+        until = suspected_until(is_coordinator=self._rank == self._coordinator)
         for rank in ranks:
-            self.suspects.setdefault(rank, time.monotonic() + patience)
+            self.suspects.setdefault(rank, until)
 
     def excuse(self, away: float) -> None:
         """Do not count as silence the seconds in which this process did not run."""
