@@ -1,17 +1,16 @@
 """Local files that hold a chunk's elements and nothing else, read and written a slab at a time.
 
 Such a chunk is *plain*: no codec, C order, little-endian; behind an edge chunk's elements its file
-is padded. A slab is hashed while the processor's cache still holds it, so that a digest costs a
+is padded. A slab is hashed while it is still in the processor's cache, so that a digest costs a
 save next to nothing and a load about a tenth. Nothing is mapped: a file that is cut off while it is
 read is an error, not a signal that ends the process.
 
-1. `PlainFile` opens the file and looks at what it has opened: a pipe or a file of another length is
-   refused.
-2. `PlainFile.fill` reads straight into the memory where the elements go. `PlainFile.slabs` hands
-   them out slab by slab, in memory that is used again, to be put where they go one by one, as in a
-   transpose: they would go through memory three times more as a whole chunk.
-3. `PlainFile.digest` is that of what was read; until it has been compared the elements are
-   unverified.
+1. `PlainFile` opens the file, and refuses a pipe or a file of another length.
+2. `PlainFile.fill` reads straight into the memory where the elements go. `PlainFile.slabs` yields
+   them slab by slab, in memory that is used again, where they are put in place one by one, as in a
+   transpose. A chunk that is read as a whole goes through memory three times more.
+3. `PlainFile.digest` is the digest of what was read. The elements are unverified until it has been
+   compared.
 4. `write_plain` writes a chunk from the caller's memory, and `write_file` any file, in the steps
    that TensorStore takes for a key: fill ``KEY.__lock``, sync it, rename it to ``KEY``, sync the
    folder.
@@ -196,8 +195,8 @@ def write_file(
         path: the file.
         parts: its content; memory is of bytes.
         nbytes: how long the file is at least; zeros pad it.
-        within: the folder that is staged, which has to be there: where it was removed because
-            another rank has failed, nothing is made again.
+        within: the staged folder, which must exist: if it was removed because another rank has
+            failed, it is not made again.
         synced: whether it is durable then; else the caller syncs it with others.
 
     Raises:
@@ -219,7 +218,7 @@ def write_file(
         try:
             os.rename(staged, path)
         except FileNotFoundError:
-            # Two items of a faulty plan are one file: who counts the chunks will say so.
+            # Two items of a faulty plan have one file; the count of the chunks will show that.
             if not os.path.exists(path):
                 raise
     except BaseException:
@@ -241,7 +240,10 @@ def sync(descriptor: int) -> None:
 
 
 def new_file(path: str, within: str) -> int:
-    """Make or empty a file, and the folders above it; its descriptor. See `write_file`.
+    """Make or empty a file, and make the folders above it; see `write_file`.
+
+    Returns:
+        Its descriptor.
 
     Raises:
         OSError: it cannot be made.
@@ -270,7 +272,10 @@ def _make_folders(folder: str, within: str) -> None:
 
 
 def write_at(descriptor: int, part: bytes | memoryview, position: int) -> int:
-    """Put bytes at a position; the one after them.
+    """Write bytes at a position.
+
+    Returns:
+        The position behind them.
 
     Raises:
         OSError: they cannot be written.

@@ -1,9 +1,9 @@
-"""Forcing many files to disk at once, where each of them would be synced otherwise.
+"""Forcing many files to disk at once, instead of each of them when it is written.
 
 A small leaf takes two files in folders of their own, and five calls of fsync, each of which waits
-for the disk. Where a system syncs a whole file system in one call, and says whether any of it
-failed, a save of many leaves writes all files unsynced, and every rank makes that call before it
-reports. The same is done on file systems that sync files and no folders: there file by file.
+for the disk. Some systems sync a whole file system in one call and report whether any of it failed.
+There a save of many leaves writes all files unsynced, and every rank makes that call before it
+reports. On file systems that sync files but no folders, it syncs file by file at that point.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from xckpt.storage.commit.leftovers import is_local
 from xckpt.storage.location import Location, storage_errors
 
 LARGE_BYTES, FLUSH_BYTES = 1 << 22, 1 << 26
-"""From how many bytes on a file is forced to disk in parts, where other ranks wait to hear of it;
-and how many at a time."""
+"""A file of at least so many bytes is forced to disk in parts, where other ranks wait for progress;
+and the bytes of a part."""
 
 _WRITE_AND_WAIT = 7
 """Linux: flags of sync_file_range."""
@@ -35,11 +35,11 @@ THREADS = 16
 """Files that are synced at a time, where each is synced by itself."""
 
 TELLS_FAILURE = (5, 8)
-"""The first release of Linux whose syncfs says that data could not be written."""
+"""The first release of Linux whose syncfs reports that data could not be written."""
 
 
 def syncs_at_once(folder: Path) -> bool:
-    """Whether one call syncs the file system of a folder, and tells if it failed."""
+    """Whether one call syncs the file system of a folder, and reports failures."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     new = release is not None and (int(release[1]), int(release[2])) >= TELLS_FAILURE
     return sys.platform == "linux" and new and is_local(folder)
@@ -90,7 +90,7 @@ def flush(descriptor: int) -> None:
         if call(descriptor, *part, _WRITE_AND_WAIT) != 0:
             code = ctypes.get_errno()
             if code in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
-                return  # there is none
+                return  # the file system lacks the call
             raise OSError(code, os.strerror(code))
         WORK.get().moved = time.monotonic()
 
@@ -124,7 +124,8 @@ def synced_together(place: Location, paths: Iterable[str]) -> Iterator[None]:
 def _below(folders: Iterable[Path]) -> Iterator[str]:
     """The files below some folders, then the folders themselves, from the innermost up.
 
-    What is still being written is another rank's, which may rename it at any moment and syncs it.
+    A file that is still being written is left out: another rank may rename it at any moment, and
+    syncs it itself.
     """
     for top in folders:
         for folder, _, names in os.walk(top, topdown=False):
