@@ -28,7 +28,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         for code in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
             exec(compile(code, "docs/adapters.md", "exec"), names)
         yield names
-    for adapter in known._REGISTERED:
+    for adapter in list(known._REGISTERED):
         if adapter not in before:
             unregister(adapter)
 

@@ -13,18 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.adapter import Adapter
+from xckpt.adapters import Adapter, register
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
-from xckpt.engine.adapters import register_adapter
 
 __all__ = ["Sharded", "Target", "Wanted"]
 
 Data = NDArray[np.generic]
 Shape = tuple[int, ...]
-
-register_adapter(__name__, __name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -117,3 +114,4 @@ class ShardedAdapter(Adapter[Sharded | Wanted]):
 
 
 ADAPTER = ShardedAdapter()
+register(ADAPTER)

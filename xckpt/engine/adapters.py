@@ -39,7 +39,6 @@ _MODULES: Final[dict[str, str]] = {
 _GROUPS: Final = {"torch.distributed": "xckpt.torch.group", "jax": "xckpt.jax.group"}
 """Framework module -> module with ``current_group``, in the order in which they are asked."""
 
-
 LIKELY_SECONDS: Final = 30.0
 """How long a rank whose arguments make no group waits for others, to say so."""
 
@@ -60,15 +59,6 @@ def _loaded() -> tuple[Adapter[Any], ...]:
 
 BY_DEFAULT: Final = Adapters(look_again=_loaded)
 """The adapters of a planner that is used without the engine: looked for when one is needed."""
-
-
-def register_adapter(framework: str, module: str) -> None:
-    """Have ``module`` handle the leaves of ``framework`` (a module name), after all other adapters.
-
-    Example:
-        >>> register_adapter("numpy", "xckpt.numpy")
-    """
-    _MODULES[framework] = module
 
 
 def register(adapter: Adapter[Any]) -> None:

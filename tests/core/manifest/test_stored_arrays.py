@@ -59,11 +59,3 @@ def test_columns_say_what_the_manifest_implies(manifest: Manifest) -> None:
         packed = [array.place for array in held if array.place is not None and array.count]
         assert bool(stored.is_packed[number]) == bool(packed)
         assert not packed or stored.place[number] == packed[0]
-
-
-@given(manifests())
-def test_each_chunk_has_its_array(manifest: Manifest) -> None:
-    stored = StoredArrays(manifest)
-    for array in arrays(manifest):
-        for number in range(array.count):
-            assert stored.array_of(array.first + number) == array

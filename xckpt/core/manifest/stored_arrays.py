@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import functools
 from array import array as array_of
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -52,8 +50,6 @@ class StoredArrays(Mapping[str, Sequence[ZarrArray]]):
         >>> stored = StoredArrays(Manifest(tensors, ""))
         >>> stored.first.tolist(), stored["w"][0].first
         ([0, 1], 1)
-        >>> stored.array_of(1).leaf
-        'w'
     """
 
     first: NDArray[np.int64]
@@ -117,12 +113,6 @@ class StoredArrays(Mapping[str, Sequence[ZarrArray]]):
         """The element type of leaf ``number``."""
         leaf = self._leaves[number]
         return leaf.dtype if isinstance(leaf, TensorEntry) else "uint8"
-
-    def array_of(self, chunk: int) -> ZarrArray:
-        """The array whose chunk has the digest ``chunk``."""
-        number = int(np.searchsorted(self.first, chunk, side="right")) - 1
-        arrays = self.at(number)
-        return arrays[bisect_right(arrays, chunk, key=attrgetter("first")) - 1]
 
     def at(self, number: int) -> Sequence[ZarrArray]:
         """The arrays of leaf ``number``."""
