@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -153,3 +155,26 @@ def test_the_tree_of_errors_is_the_one_drawn() -> None:
             assert issubclass(error, getattr(builtins, also[1]))
         found.add(name)
     assert found == ERRORS - {"Problem", "RankFailure"}
+
+
+def run_together(definition: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """Arguments that a docstring explains in the entry of another one."""
+    section = re.search(r"^Args:\n((?: .*\n|\n)*)", f"{ast.get_docstring(definition)}\n", re.M)
+    taken = {each.arg for each in ast.walk(definition) if isinstance(each, ast.arg)}
+    within = re.findall(r"[.;](?: |\n {5,})(\w+): ", section[1]) if section else []
+    return [name for name in within if name in taken]
+
+
+def test_each_argument_has_an_entry_of_its_own() -> None:
+    example = ast.parse(
+        'def f(a, b):\n    """F.\n\n    Args:\n        a: one. b: two.\n    """'
+    ).body[0]
+    assert isinstance(example, ast.FunctionDef) and run_together(example) == ["b"]
+    found = [
+        f"{path}: {each.name}({name})"
+        for path in Path(xckpt.__path__[0]).rglob("*.py")
+        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(each, ast.FunctionDef | ast.ClassDef)
+        for name in run_together(each)
+    ]
+    assert found == []

@@ -60,9 +60,11 @@ class CheckpointManager(RunReading):
             no limit. While a caller waits for the end, there is no limit either.
         full_every: a save shares what did not change with the step before, see ``base`` of
             `xckpt.save`; one save in ``full_every`` writes everything, so that damage to a shared
-        file does not last. 1: all do; None: only the first. group: the ranks of the run; see
-        `xckpt.save`. timeout: see `xckpt.save`. options: for each save. load_options: for each
-        `restore`.
+            file does not last. 1: all do; None: only the first.
+        group: the ranks of the run; see `xckpt.save`.
+        timeout: see `xckpt.save`.
+        options: for each save.
+        load_options: for each `restore` and `restore_into`.
 
     Raises:
         StorageError: the root cannot be listed.
