@@ -14,7 +14,10 @@ from tests.runs.life import Life, Place, on_threads
 from tests.runs.world import World
 from tests.support.fork_server import context
 
-ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
+ENVIRONMENT = (
+    *("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"),
+    *("TENSORSTORE_GCS_HTTP_URL", "GOOGLE_AUTH_TOKEN_FOR_TESTING"),
+)
 SECONDS = 60
 MOST_SECONDS = 0.015
 """After the announcement of a save; some are over by then."""

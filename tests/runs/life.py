@@ -263,13 +263,17 @@ def reader(path: str, step: int, world: World) -> Callable[[], None]:
 
     def rest() -> None:
         try:
-            arrays = {leaf: np.asarray(cast(Any, stored[leaf])[...]) for leaf in ("rows", "w")}
+            ranks = [f"rank{rank}" for rank in range(cast(int, stored["size"]))]
+            leaves = ["rows", "w", *(f"own/{rank}" for rank in ranks)]
+            arrays = {leaf: np.asarray(cast(Any, stored[leaf])[...]) for leaf in leaves}
         except gone:
             return
         except xckpt.CorruptCheckpointError:
             assert step in world.bad, "a sound step is called corrupt"
             return
-        assert tag_of({**arrays, "tag": stored["tag"]}) >= 0, "a reader has read a mixture"
+        own = {rank: arrays.pop(f"own/{rank}") for rank in ranks}
+        values = {"own": own, "tag": stored["tag"], "size": len(ranks)}
+        assert tag_of({**arrays, **values}) >= 0, "a reader has read a mixture"
 
     return rest
 

@@ -22,7 +22,7 @@ import xckpt
 from tests.runs.killed import live_and_be_killed
 from tests.runs.life import Life, Operation, Place, failing_disk, on_threads, plan
 from tests.runs.world import World
-from tests.support.servers import environment, s3
+from tests.support.servers import environment, gcs, s3
 from xckpt.api.run import folder, restore
 from xckpt.api.run.reading import RunReading
 from xckpt.api.run.saves import RunSaves
@@ -30,7 +30,7 @@ from xckpt.core.run.policies import KeepPolicy
 from xckpt.core.run.record import StepRecord
 from xckpt.policies import All, Best, EverySteps, Latest
 
-__all__ = ["environment", "s3"]
+__all__ = ["environment", "gcs", "s3"]
 
 
 def nothing(records: Sequence[StepRecord]) -> list[int]:
@@ -59,10 +59,14 @@ def run_by(
     kills: bool = False,
     steps: int = 0,
 ) -> None:
-    """A run of some lives, and of more until so many steps were trained."""
+    """A run of some lives, and of more until so many steps were trained.
+
+    Where there are several ranks, the first life has all of them, and the next any number.
+    """
     draw = random.Random(seed)
     keep, every = draw.choice(KEEPING), draw.choice([1, 5, 20])
     worlds = [World(root, keep) for _ in range(size)]
+    ranks = size
     trained = 0
 
     def live(place: Place, number: int, operations: Sequence[Operation]) -> None:
@@ -78,9 +82,10 @@ def run_by(
             if number > lives and trained >= steps:
                 break
             done = plan(draw, operations)
-            on_threads(size, partial(live, number=number, operations=done))
+            on_threads(ranks, partial(live, number=number, operations=done))
             if kills and draw.random() < 0.5:
-                live_and_be_killed(draw, worlds[0], number + 1000, every, size)
+                live_and_be_killed(draw, worlds[0], number + 1000, every, ranks)
+            ranks = draw.randint(1, size)
             for world in worlds[1:]:
                 world.good, world.bad = dict(worlds[0].good), set(worlds[0].bad)
                 world.begun, world.last = {}, worlds[0].last
@@ -90,7 +95,7 @@ def in_memory() -> str:
     return f"memory://seeds-{next(_roots)}"
 
 
-# Fifty seeds: in memory, on files and in a bucket, on one rank and three; two of them with kills.
+# Fifty seeds: in memory, on files and in buckets, on one rank and three; two of them with kills.
 @pytest.mark.parametrize("seed", range(40))
 def test_a_run_in_memory(seed: int) -> None:
     run_by(seed, in_memory(), size=1 + seed % 2 * 2, lives=2, operations=4)
@@ -103,16 +108,18 @@ def test_a_run_on_files(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(48, 50))
-def test_a_run_in_a_bucket(seed: int, s3: str) -> None:
-    run_by(seed, f"{s3}/seeds-{seed}", size=1 + seed % 2 * 2, lives=2, operations=2)
+@pytest.mark.parametrize("bucket", ["s3", "gcs"])
+def test_a_run_in_a_bucket(bucket: str, seed: int, request: pytest.FixtureRequest) -> None:
+    root = f"{request.getfixturevalue(bucket)}/seeds-{seed}"
+    run_by(seed, root, size=1 + seed % 2 * 2, lives=2, operations=2)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("block", range(20))
 def test_a_thousand_runs(block: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Fifty each, on one rank and on three: ten blocks on files, seven with kills, three in S3."""
-    bucket = request.getfixturevalue("s3") if block >= 17 else ""
+    """Fifty each, on one rank and more: ten blocks on files, seven with kills, three in buckets."""
+    bucket = request.getfixturevalue("gcs" if block == 19 else "s3") if block >= 17 else ""
     for seed in range(1000 + 50 * block, 1050 + 50 * block):
         root = f"{bucket}/seeds-{seed}" if bucket else str(tmp_path / str(seed))
         operations = 5 if bucket else 10

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 import xckpt
 from tests.support.sharded_arrays import cut
@@ -29,18 +30,26 @@ ROWS = 6
 
 
 def state_of(tag: int, rank: int = 0, size: int = 1) -> dict[str, Any]:
-    """What a rank saves: rows of one array, all of another, and the tag."""
+    """What a rank saves: rows of one array, all of another, one of its own, and the tag."""
     rows = ROWS // size
     whole = np.full((ROWS, 2), float(tag))
     mine = cut(whole, [((rank * rows, 0), (rows, 2))])
-    return {"rows": mine, "w": np.full(5, tag), "tag": tag}
+    own = xckpt.PerRank(np.full(3, own_of(tag, rank)))
+    return {"rows": mine, "w": np.full(5, tag), "own": own, "tag": tag, "size": size}
+
+
+def own_of(tag: int, rank: int) -> int:
+    """What a rank has its own of."""
+    return 10 * tag + rank
 
 
 def tag_of(state: dict[str, Any]) -> int:
     """The tag of a state that was loaded as NumPy arrays; -1 if it is a mixture."""
     tag = int(state["tag"])
     whole = (np.asarray(state["rows"]) == tag).all() and (state["w"] == tag).all()
-    return tag if whole else -1
+    own = {f"rank{rank}": [own_of(tag, rank)] * 3 for rank in range(state["size"])}
+    found = {name: value.tolist() for name, value in state["own"].items()}
+    return tag if whole and own == found else -1
 
 
 @dataclass
@@ -164,5 +173,11 @@ def restored(
     assert found == newest and tag_of(state) == world.good[found], f"{found}, not {newest}"
     assert skipped == sorted(step for step in world.bad if step > found)
     assert all(str(each.error) for each in manager.skipped)
+    like = {**state, "own": xckpt.PerRank(np.zeros(3, int))}
+    if state["size"] == size:
+        assert manager.restore(like)["own"].value.tolist() == [own_of(tag_of(state), rank)] * 3
+    else:
+        with pytest.raises(xckpt.TreeMismatchError, match="own/rank"):
+            manager.restore(like)
     world.last = found
     return found, skipped
