@@ -241,6 +241,7 @@ def test_restore_into_and_metadata(tmp_path: Path) -> None:
     with xckpt.CheckpointManager(tmp_path, save=EverySteps(1)) as checkpoints:
         target = state_of(0)
         assert checkpoints.restore_into(target) is None and checkpoints.next_step == 0
+        assert checkpoints.restore_with(xckpt.open) is None
         checkpoints.save(1, state_of(1), metadata={"data": ["v2"]})
         checkpoints.save(2, state_of(2))
         with pytest.raises(TypeError, match="a dict without the key 'run'"):
@@ -252,6 +253,12 @@ def test_restore_into_and_metadata(tmp_path: Path) -> None:
         assert report is not None and len(report.loaded) == 2
         assert target["step"] == 1 and target["w"][0] == 1.0 and checkpoints.next_step == 2
         checkpoints.restore_into(target, step=1, select="w", missing="ignore")
+        with pytest.warns(UserWarning, match="step 1 was restored"):
+            found = checkpoints.restore_with(lambda path: (path, xckpt.load(path, at="w")[0]))
+        assert found == (checkpoints.path(1), 1.0) and checkpoints.restored is not None
+        assert [skipped.number for skipped in checkpoints.skipped] == [2]
+        with pytest.raises(KeyError):  # no damage, so no other step is tried
+            checkpoints.restore_with({}.__getitem__)
     user: Any = xckpt.open(tmp_path / "step-00000001").user_metadata
     assert user["data"] == ["v2"] and user["run"]["keep"] == ["All()"]
     listed = json.loads(CliRunner().invoke(commands, ["ls", "--json", str(tmp_path)]).stdout)

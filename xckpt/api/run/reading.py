@@ -112,12 +112,8 @@ class RunReading:
         Raises:
             ValueError: no metric is named.
         """
-        kept = [
-            policy
-            for rules in self._saves.rules
-            for policy in rules.keep
-            if isinstance(policy, Best)
-        ]
+        policies = (policy for rules in self._saves.rules for policy in rules.keep)
+        kept = [policy for policy in policies if isinstance(policy, Best)]
         if metric is None and not kept:
             raise ValueError("name a metric: best(metric), for keep= has no Best")
         found = self._folder.look()
@@ -171,13 +167,10 @@ class RunReading:
             CorruptCheckpointError: every step is damaged, or the one that was named.
             XckptError: as `xckpt.load`.
         """
-        options = self._load_options
-
-        def loaded(path: str) -> object:
-            target = cast(Any, like)
-            return load(path, target, group=self._folder.group, options=options, **arguments)
-
-        found = self._restored(step, loaded)
+        target, group, options = cast(Any, like), self._folder.group, self._load_options
+        found = self._restored(
+            step, lambda path: load(path, target, group=group, options=options, **arguments)
+        )
         if found is None and isinstance(default, _Raise):
             raise self._folder.empty()
         return default if found is None else found.state
@@ -204,8 +197,7 @@ class RunReading:
             What was loaded; None where the root holds no step at all, and nothing was changed.
 
         Raises:
-            NotACheckpointError: there is no such step.
-            CorruptCheckpointError: every step is damaged, or the one that was named.
+            NotACheckpointError, CorruptCheckpointError: as `restore`.
             XckptError: as `xckpt.load_into`.
 
         Example:
@@ -223,11 +215,39 @@ class RunReading:
         found = self._restored(
             step, lambda path: load_into(path, state, group=group, options=options, **arguments)
         )
-        return None if found is None else cast(LoadReport, found.state)
+        return None if found is None else found.state
+
+    def restore_with(
+        self, load: Callable[[str], Tree], *, step: SupportsIndex | None = None
+    ) -> Tree | None:
+        """Load the newest good step by a function of its path; collective.
+
+        As `restore`, for a load in several parts, or one that depends on the step.
+
+        Args:
+            load: called on every rank, with the path of a step as `xckpt.load` takes it. Of a
+                damaged step it may fill some of what it fills; the next call has to fill all.
+            step: load this one and no other.
+
+        Returns:
+            What ``load`` returned; None where the root holds no step at all.
+
+        Raises:
+            NotACheckpointError, CorruptCheckpointError: as `restore`.
+            Exception: what else ``load`` raised.
+
+        Example:
+            >>> import xckpt
+            >>> checkpoints = xckpt.CheckpointManager("memory://restored-with")
+            >>> checkpoints.save(3, {"w": 1, "lr": 0.5}), checkpoints.restore_with(xckpt.load)
+            (True, {'w': 1, 'lr': 0.5})
+        """
+        found = self._restored(step, load)
+        return None if found is None else found.state
 
     def _restored(
-        self, step: SupportsIndex | None, load: Callable[[str], object]
-    ) -> Restored | None:
+        self, step: SupportsIndex | None, load: Callable[[str], Tree]
+    ) -> Restored[Tree] | None:
         """Load a step and go on from there; see `restore_step`."""
         number = agreed_step(
             self._folder.group,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from xckpt.api.run.folder import RunFolder, key_of
 from xckpt.core.run.record import StepRecord
@@ -23,6 +24,9 @@ from xckpt.errors import (
     VersionError,
     XckptError,
 )
+
+State = TypeVar("State")
+"""What a load returns."""
 
 DAMAGE = (CorruptCheckpointError, ManifestError, NotACheckpointError, CheckpointReplacedError)
 """Errors of a load if a step is not what was saved, or is deleted while it is read."""
@@ -57,18 +61,18 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Generic[State]):
     """What a restore has loaded."""
 
-    state: object
+    state: State
     record: StepRecord
     skipped: tuple[Skipped, ...]
     """Newer steps, the newest first."""
 
 
 def restore_step(
-    folder: RunFolder, step: int | None, load: Callable[[str], object]
-) -> Restored | None:
+    folder: RunFolder, step: int | None, load: Callable[[str], State]
+) -> Restored[State] | None:
     """Load a step, or the newest good one; None if there is none, good or not; collective.
 
     Args:
