@@ -21,6 +21,7 @@ import xckpt
 import xckpt.options
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.cli.commands import commands
+from xckpt.convert import convert
 from xckpt.progress_bar import ProgressBar
 
 STATE = {"w": np.zeros((512, 256), np.float32)}
@@ -47,6 +48,25 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path, monkeypatch: pytest.Monkey
     xckpt.load(path, options=xckpt.LoadOptions(progress=True))
     drawn = terminal.getvalue()
     assert "save" in drawn and "load" in drawn and "KiB" in drawn
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_call_is_shown_with_the_last_name_of_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    path, copied = f"{tmp_path}/one{end}", f"{tmp_path}/two{end}"
+    watched = xckpt.LoadOptions(progress=True)
+    xckpt.save(path, STATE, options=xckpt.SaveOptions(progress=True))
+    xckpt.load(path, options=watched)
+    convert(path, copied, options=xckpt.SaveOptions(progress=True))
+    xckpt.copy(path, f"{tmp_path}/three{end}", options=watched)
+    xckpt.delete(copied, options=watched)
+    drawn = terminal.getvalue()
+    for title in ("save one", "load one", "convert two", "copy one", "delete two"):
+        assert title in drawn
 
 
 class Clock:

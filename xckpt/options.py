@@ -301,7 +301,9 @@ Options = TypeVar("Options", SaveOptions, LoadOptions)
 
 
 @contextmanager
-def with_progress(options: Options, doing: str, rank: int) -> Iterator[Options]:
+def with_progress(
+    options: Options, call: str, rank: int, path: str | os.PathLike[str] = ""
+) -> Iterator[Options]:
     """The options of a call, whose ``progress=True`` is a bar on rank 0 for as long as it lasts."""
     if options.progress is not True:
         yield options
@@ -310,7 +312,7 @@ def with_progress(options: Options, doing: str, rank: int) -> Iterator[Options]:
     else:
         from xckpt.progress_bar import ProgressBar
 
-        with ProgressBar(doing) as bar:
+        with ProgressBar(call, path=path) as bar:
             yield replace(options, progress=bar)
 
 
@@ -335,7 +337,6 @@ def checked_options(options: object, kind: type[Options], call: str) -> Options:
         True
         >>> checked_options({"threads": 2}, LoadOptions, "load")
         Traceback (most recent call last):
-        ...
         TypeError: load takes options=xckpt.LoadOptions(...), not a dict
     """
     if options is None:

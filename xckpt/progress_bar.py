@@ -6,6 +6,7 @@ ends before `PATIENCE` writes nothing there.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -33,14 +34,22 @@ class ProgressBar:
     Args:
         doing: what stands before the bar.
         clock: seconds that pass.
+        path: of what; its last name is added.
 
     Example:
-        >>> with ProgressBar("save run/7") as bar:
+        >>> with ProgressBar("save", path="run/7") as bar:
         ...     bar(Progress(1 << 20, 2 << 20))
     """
 
-    def __init__(self, doing: str, clock: Callable[[], float] = time.monotonic) -> None:
-        # What is done may hold a path, which is not to be read as markup.
+    def __init__(
+        self,
+        doing: str,
+        clock: Callable[[], float] = time.monotonic,
+        path: str | os.PathLike[str] = "",
+    ) -> None:
+        name = os.path.basename(os.fspath(path).rstrip("/"))
+        doing = f"{doing} {name}".rstrip()
+        # A name in a path is not markup.
         console = Console(stderr=True, markup=False, highlight=False, emoji=False)
         self._drawn = console.is_terminal or console.is_jupyter
         self._bar = rich.progress.Progress(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -150,9 +149,8 @@ def _seen(
         unset = kind()
         yield Watch.of(call, where, unset) if is_watched(unset) else None
         return
-    doing = f"{call} {os.path.basename(where)}"
     either = cast(SaveOptions, options)
-    with with_progress(either, doing, group.rank) as shown:
+    with with_progress(either, call, group.rank, where) as shown:
         storage.options = shown  # pyright: ignore[reportAttributeAccessIssue]  # it has some
         try:
             yield Watch.of(call, where, options) if is_watched(options) else None

@@ -114,6 +114,14 @@ def hugging_face(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_folder_that_has_the_familys_name_hides_no_family(
+    hugging_face: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(hugging_face.rename(hugging_face.parent / "llama").parent)
+    result = run("show", "llama", "llama")
+    assert result.exit_code == 0, result.output
+
+
 def test_a_family_takes_the_config_beside_the_checkpoint(hugging_face: Path) -> None:
     for source in (hugging_face, hugging_face / "model.safetensors"):
         result = run("show", "llama", source, "--json", "--choose", "scanned=true")

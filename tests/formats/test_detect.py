@@ -105,7 +105,9 @@ def test_where_an_output_goes(tmp_path: Path) -> None:
         with pytest.raises(xckpt.PathError, match="nothing of that ending can be written"):
             open_sink(tmp_path / slip)
     assert open_sink("s3://bucket/out", "xckpt") is None
-    assert type(open_sink(tmp_path / "w.safetensors")).__name__ == "SafetensorsSink"
+    for spelt in ("w.safetensors", "w.safetensors/"):
+        sink = open_sink(f"{tmp_path}/{spelt}")
+        assert sink is not None and sink.single and type(sink).__name__ == "SafetensorsSink"
     assert type(open_sink(tmp_path / "out", "safetensors")).__name__ == "SafetensorsSink"
     with pytest.raises(ValueError, match="'torch' cannot be written; known are xckpt"):
         open_sink(tmp_path / "out", "torch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -70,7 +69,7 @@ def gc(
     place = Location.parse(path, options)
     folder = place.folder
     with (
-        with_progress(options, f"gc {os.path.basename(path)}", rank=0) as chosen,
+        with_progress(options, "gc", 0, path) as chosen,
         storage_errors(place),
     ):
         unread: list[str] = []

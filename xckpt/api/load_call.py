@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -87,7 +86,7 @@ class LoadCall:
             )
         ranks = found(find_ranks)
         tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-        with with_progress(options, f"{call} {os.path.basename(self.path)}", ranks.rank) as shown:
+        with with_progress(options, call, ranks.rank, self.path) as shown:
             # One for both: the planner opens the format that the coordinator has found.
             others = cache(partial(_formats_at, self.path, shown))
             try:

@@ -5,8 +5,6 @@ They are called on one rank, and no other takes part.
 
 from __future__ import annotations
 
-import os
-
 from xckpt.api.save import Path, check_path
 from xckpt.options import LoadOptions, checked_options, with_progress
 
@@ -73,7 +71,7 @@ def delete(path: Path, *, options: LoadOptions | None = None) -> None:
             from xckpt.formats.own_files import delete_files, own_files
 
             return delete_files(own_files(path))
-    with with_progress(options, f"delete {os.path.basename(path)}", rank=0) as chosen:
+    with with_progress(options, "delete", 0, path) as chosen:
         remove_checkpoint(location, chosen.progress)
     return None
 
@@ -118,7 +116,7 @@ def copy(
     places = Location.parse(source, options), Location.parse(target, options)
     if places[0] == places[1]:
         raise ValueError(f"source and target of a copy are one place: {places[0]}")
-    with with_progress(options, f"copy {os.path.basename(source)}", rank=0) as chosen:
+    with with_progress(options, "copy", 0, source) as chosen:
         if has_checkpoint(places[0]) or not _is_foreign(source):
             copy_checkpoint(*places, chosen, overwrite=overwrite)
         else:

@@ -93,7 +93,7 @@ def save(
 
         watch = Watch.of("save", path, options) if is_watched(options) else None
     ranks = found(find)
-    with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
+    with with_progress(options, "save", ranks.rank, path) as shown:
         try:
             writer = ZarrStorageWriter(path, overwrite=overwrite, options=shown, base=base)
         except Exception as error:
@@ -175,7 +175,7 @@ def save_async(
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
         watch = Watch.of("save_async", path, options) if is_watched(options) else None
-        with with_progress(options, f"save {os.path.basename(path)}", group.rank) as shown:
+        with with_progress(options, "save", group.rank, path) as shown:
             with raised_on_all_ranks(GroupFinder(group)):
                 writer = ZarrStorageWriter(where, overwrite=overwrite, options=shown, base=known)
             return save_state(

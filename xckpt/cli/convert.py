@@ -31,7 +31,7 @@ WRITTEN = ("xckpt", "safetensors", "orbax", "dcp")
 @click.option("--mapping", "-m", metavar="MAPPING", help="A TOML file, or a family such as bert.")
 @family_options
 @click.option("--dtype", metavar="DTYPE", help="Type of all floating-point tensors, such as bf16.")
-@click.option("--format", type=click.Choice(WRITTEN), help="What DESTINATION is to be.")
+@click.option("--format", type=click.Choice(WRITTEN), help="The format of DESTINATION.")
 @click.option("--workers", type=click.IntRange(1), help="Processes that share the work.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION.")
 @click.option("--allow-lossy", is_flag=True, help="Allow steps that lose information.")
@@ -54,7 +54,7 @@ def convert_command(
 ) -> None:
     """Convert SOURCE to another format, dtype or model.
 
-    DESTINATION is a folder or URL, or a *.safetensors file; --format says what else it is to be.
+    DESTINATION is a folder or URL, or a *.safetensors file; --format names another format.
     A family's mapping takes the model's sizes from the config.json beside SOURCE, or from --config.
     SOURCE is an xckpt checkpoint, safetensors (a file or a folder), Orbax, DCP, or a torch.save
     file; the format is detected. A command that was stopped resumes when it is run again.

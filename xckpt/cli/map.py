@@ -96,8 +96,8 @@ def mapping_argument(
 def _is_family(name: str) -> bool:
     from xckpt.mapping.families import families
 
-    if Path(name).exists():
-        return False
+    if Path(name).is_file():
+        return False  # A folder of that name may well be the model's own.
     looks_like_a_file = name.endswith(".toml") or "/" in name
     if name not in families() and not looks_like_a_file:
         raise click.UsageError(f"{name!r} is neither a file nor a family: {', '.join(families())}")

@@ -89,7 +89,7 @@ class Duration(_FloatType):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", str(value))
         if found is None:
-            self.fail(f"{value!r} is no time: give 90s, 30m, 12h, 2d or 1w", param, ctx)
+            self.fail(f"{value!r} is not a time: give 90s, 30m, 12h, 2d or 1w", param, ctx)
         return float(found[1]) * UNITS[found[2]]
 
 

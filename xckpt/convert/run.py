@@ -153,7 +153,7 @@ def convert(
         watch = Watch.of("convert", dst, options) if is_watched(options) else None
     with operation(group), _noting_leftovers(dst), ExitStack() as stack:
         stack.enter_context(watch or nullcontext())
-        bar = with_progress(options, f"convert {os.path.basename(dst)}", group.rank)
+        bar = with_progress(options, "convert", group.rank, dst)
         work = _Work(
             conversion,
             os.fspath(dst),

@@ -203,9 +203,10 @@ def open_sink(
         >>> open_sink("model.safetensors").path.name, open_sink("folder")
         ('model.safetensors', None)
     """
-    if format is None and os.fspath(path).endswith(".safetensors"):
+    name = os.fspath(path).rstrip("/")  # A path is the same with a slash behind it.
+    if format is None and name.endswith(".safetensors"):
         format = "safetensors"
-    if format is None and os.fspath(path).endswith(UNWRITTEN):
+    if format is None and name.endswith(UNWRITTEN):
         raise PathError(
             f"{os.fspath(path)}: nothing of that ending can be written; name a *.safetensors file, "
             f"or say which format it is to have: {', '.join(('xckpt', *SINKS))}"

@@ -291,11 +291,10 @@ class XckptStorageReader(dcp.StorageReader):
                 the checkpoint holds different elements. This rank has written nothing then.
         """
         load = self._under_way
-        doing = f"dcp.load {os.path.basename(self.path)}"
         try:
             with (
                 load.watch.hook("read", last=True),
-                with_progress(self.options, doing, load.rank) as shown,
+                with_progress(self.options, "dcp.load", load.rank, self.path) as shown,
             ):
                 load.reader.options = shown
                 _read(load, plan, planner)

@@ -229,10 +229,9 @@ class XckptStorageWriter(dcp.StorageWriter):
             StorageError: the storage refused.
         """
         save = self._save
-        doing = f"dcp.save {os.path.basename(self.checkpoint_id)}"
         with (
             save.watch.hook("write", last=not save.is_coordinator),
-            with_progress(self.options, doing, save.rank) as shown,
+            with_progress(self.options, "dcp.save", save.rank, self.checkpoint_id) as shown,
         ):
             save.writer.options = shown
             result = _write_share(save, plan, planner)
