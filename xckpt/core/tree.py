@@ -164,7 +164,7 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
     root = Container()
     problems: dict[str, None] = {}
     parents: dict[str, tuple[Container, str]] = {}
-    """Of names up to the last key: where the container is."""
+    """Name up to the last key -> the container there, and the name of a leaf on the way, if any."""
     for name, leaf in leaves.items():
         above, _, component = name.rpartition("/")
         if above not in parents:

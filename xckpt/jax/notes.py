@@ -69,7 +69,7 @@ class Notes:
         self._client.until = min(until, self._suspects.get(0, until))
 
     def deadline(self, rank: int, began: float, seconds: float) -> float:
-        """Until when a silent rank is waited for; the wait ``began`` before."""
+        """Until when to wait for a silent rank, in a wait that ``began`` earlier."""
         deadline = max(began, self._heard.get(rank, began)) + seconds
         return min(deadline, self._suspects.get(rank, deadline))
 

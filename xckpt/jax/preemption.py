@@ -34,7 +34,7 @@ class JaxNotice:
 
 
 _notices: dict[int, JaxNotice] = {}
-"""By the service's manager: several users in one process count together."""
+"""Id of the service's manager -> its notice: several users in one process count together."""
 
 
 def current_notice() -> JaxNotice | None:

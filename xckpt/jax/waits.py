@@ -2,8 +2,8 @@
 
 1. A wait ends when nothing is heard of a rank for the timeout; the notes of the others count
    (`xckpt.jax.notes`), and are looked at now and then.
-2. A coordinator that works at its own part of a step looks, too: for notes, and for the ranks of
-   which nothing is heard though they have not done their part. So it names a lost rank meanwhile.
+2. A coordinator that works at its own part of a step looks too: for notes, and for silent ranks
+   that have not done their part. So it names a lost rank while it works.
 3. A rank that gives others up leaves a note.
 """
 
@@ -90,7 +90,7 @@ class Waits:
             pass  # the service failed, as the next step finds
 
     def _is_late(self, rank: int, key: str, began: float) -> bool:
-        """Whether a rank is silent too long that has not done its part of this step."""
+        """Whether a rank that has not done its part of this step has been silent for too long."""
         now = time.monotonic()
         if rank in self._came or now < self._notes.deadline(rank, began, self._timeout):
             return False

@@ -25,7 +25,7 @@ from xckpt.engine.ranks.waiting import CLOSED, SILENT, Waiting, given_up, silenc
 from xckpt.errors import RankFailure
 
 TAG: Final = 0x78636B70
-"""Of the byte that is never sent: no tag of the user's."""
+"""The tag of a byte that is never sent; users have other tags."""
 INVITATION: Final = "invitation"
 NOTE: Final = "given up"
 """The keys of the coordinator's invitation, and of the note of a rank that gives others up."""

@@ -76,7 +76,7 @@ class BytesEntry(_Strict, frozen=True, tag="bytes", tag_field="kind"):
 MANY_PIECES = 1 << 16
 """The root does not repeat the metadata of more pieces than this."""
 EDITION = 2
-"""Of new zarr.json documents. The first named no dimensions, and had all metadata in the root."""
+"""That of new zarr.json documents. The first named no dimensions, and the root had all metadata."""
 
 
 class Manifest(_Strict, frozen=True, dict=True, gc=True):

@@ -6,7 +6,7 @@ values up to thirty times.
 1. `leaves_bytes` and `json_bytes` count brackets, commas and quotes in the text, which is quick:
    each stands for an object, and none is made.
 2. `described_bytes` counts what the decoded manifest lists, before it is checked and described:
-   pieces and containers, those that only names tell too.
+   pieces, and containers, including those that only names imply.
 3. `maybe_small` makes few objects of arrays where only those of small chunks are asked for.
 4. `check_memory` refuses what is above the limit, and names the option.
 """
@@ -33,16 +33,16 @@ RAISE: Final = "raise LoadOptions(memory_bytes=), to convert SaveOptions(memory_
 _JSON_COSTS: Final[Mapping[bytes, int]] = {b"{": 100, b"[": 64, b",": 32, b'"': 32}
 """Sign -> bytes of the object that begins or ends with it; measured with CPython 3.11."""
 COPIES: Final = 3
-"""Of the text: as it is stored, spelled again, in strings."""
+"""Copies of the text that there are at a time: as it is stored, spelled again, in strings."""
 _LEAF: Final = 240
-"""Of its entry, and of the tables in which its name is looked up."""
+"""Bytes of a leaf's entry, and of the tables in which its name is looked up."""
 _LIST: Final = 64
 _NUMBER: Final = 40
 _STRING: Final = 56
 _PIECE: Final = 250
-"""Of a piece, beside its numbers, while it is checked and described; leaves share them."""
+"""Bytes of a piece besides its numbers, while it is checked and described; leaves share them."""
 _CONTAINER: Final = 800
-"""Of a container, when a load makes the tree."""
+"""Bytes of a container, when a load makes the tree."""
 
 
 def json_bytes(text: bytes) -> int:

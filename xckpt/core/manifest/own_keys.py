@@ -132,7 +132,7 @@ def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
 
 
 def own_among(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
-    """Those of some keys that are a checkpoint's own, and the folders above them, but for some.
+    """The keys that are a checkpoint's own, and the folders above them, except for some.
 
     Args:
         keys: relative to the checkpoint's place; folders are among them.

@@ -1,6 +1,6 @@
 """The rules that a manifest keeps: limits and contradictions, checked before anything is allocated.
 
-Beside them: what is packed where a caller does not say (`default_pack_bytes`).
+Also here: what is packed where a caller does not say (`default_pack_bytes`).
 
 1. The root and the codecs are those of the format.
 2. Names are leaf names as `xckpt.core.names` makes them, each is there once, and together with the
@@ -66,7 +66,7 @@ _ROOT = re.compile(r"([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?")
 
 
 def problems(manifest: Manifest) -> list[str]:
-    """A line for everything in a manifest that breaks a rule; of many about `MOST_FAULTS`."""
+    """A line for everything in a manifest that breaks a rule, up to about `MOST_FAULTS` lines."""
     if count_pieces(manifest) > MAX_PIECES:
         return [f"{many_pieces(manifest)}; at most {MAX_PIECES:,}"]
     faults = [*_head_problems(manifest), *_name_problems(manifest)]
@@ -160,7 +160,7 @@ def check_names(names: Collection[str], containers: Mapping[str, str]) -> None:
     }
     clashes = {name: None for name in containers if name in names}
     seen: set[int] = set()
-    """Of containers the hashes of their names, which may be long."""
+    """Hashes of the containers' names, which may be long."""
     for name in chain(names, containers):
         above = name
         if name in containers:

@@ -10,8 +10,8 @@ checkpoint whose parts contradict each other must not be committed. So after a p
 
 `check_objects` refuses chunks so small that a storage would be flooded with objects.
 
-The last two compare leaf tables, which all ranks usually share, not items. That every chunk and
-value is written exactly once is checked where it is free: in the reports of what was written.
+2 and 3 compare leaf tables, which all ranks usually share, and no items. That every chunk and value
+is written exactly once is checked where it is free: in the reports of what was written.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Casts of elements from one type to another, and what such a cast may not do.
 
-1. `is_exact_cast` says of two types whether each value of the one is a value of the other.
-2. `spoiled_elements` says of the elements of one cast which of them it has changed by more than
-   rounding: a finite number that is infinite or NaN now, one that has wrapped around or been
-   clamped, a number that the new type cannot express (NaN to an integer).
+1. `is_exact_cast`: whether each value of one type is a value of another.
+2. `spoiled_elements`: which elements a cast has changed by more than rounding: a finite number that
+   is infinite or NaN now, one that has wrapped around or been clamped, a number that the new type
+   cannot express (NaN to an integer).
 3. `Spoiled` has their count and the first of them; `CastingCopies` gathers those of a whole load.
 """
 

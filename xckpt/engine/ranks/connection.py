@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 HEADER: Final = struct.Struct("<B3xIIQ")
 AGO: Final = struct.Struct("<d")
-"""Of `Kind.ALIVE`: seconds."""
+"""The content of `Kind.ALIVE`, if it has any: seconds."""
 GREETING_BYTES: Final = 256
 """The longest frame taken from a peer that has not yet shown that it belongs to the group."""
 ANY_LENGTH: Final = 1 << 63

@@ -41,7 +41,7 @@ _ranks = msgspec.msgpack.Decoder(list[int]).decode
 
 @dataclass(slots=True)
 class _Course:
-    """How far a rank is, and why it cannot go on: as failures, for an error keeps its frames."""
+    """How far a rank is, and why it cannot go on: failures, since an error keeps its frames."""
 
     before: Sequence[RankFailure]
     """Why the last save or load failed, for a rank that joins it late."""

@@ -24,7 +24,7 @@ from xckpt.torch.dcp.reader import XckptStorageReader
 from xckpt.torch.dcp.writer import XckptStorageWriter
 
 Setup = Callable[..., Any]
-"""From a storage or None, a ``checkpoint_id`` and whether it is to be read, to the storage."""
+"""Gives the storage for a storage or None, a ``checkpoint_id`` and whether it is to be read."""
 
 TORCHS_OWN: Setup = savers._storage_setup
 

@@ -216,7 +216,7 @@ def _box_of(item: dcp.WriteItem) -> _Box:
 
 
 _unsent: set[str] = set()
-"""The cache's keys of plans that some rank has not got."""
+"""Keys in DCP's cache of plans that some rank lacks."""
 
 
 def whole_plans(

@@ -82,7 +82,7 @@ class _OpenLoad:
         self.items: list[ReadItem] = []
         """What was announced to the other ranks."""
         self.close = weakref.finalize(self, reader.close)
-        """Lets go of what peers might wait for; happens by itself with the last reference."""
+        """Releases what peers might wait for; called at the latest with the last reference."""
 
     def translate(self, plan: dcp.LoadPlan) -> tuple[list[ReadItem], list[Wanted]]:
         """The plan's items in the storage's words, and what each of them is for.

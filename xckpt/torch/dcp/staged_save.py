@@ -108,7 +108,7 @@ class StagedSave:
         self._undo.callback(writer.abort)
         self._undo.callback(forget_place, writer.target)
         self.abort = weakref.finalize(self, self._undo.close)
-        """Removes the staging, if there is one; happens by itself with the last reference."""
+        """Removes the staging, if there is one; called at the latest with the last reference."""
 
     def stage(self, ranks: int) -> StagingPlace:
         """Reserve a place to write to, on the coordinator."""

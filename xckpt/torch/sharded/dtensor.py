@@ -293,7 +293,7 @@ def _sharded_dim(placement: Placement) -> int | None:
 
 
 def split_factor(placement: Placement) -> int:
-    """That of a _StridedShard; 1 for any other placement."""
+    """The factor of a _StridedShard; 1 for any other placement."""
     return int(getattr(placement, "split_factor", 1))
 
 

@@ -1,8 +1,8 @@
 """Where a sharded tensor's boxes are on all ranks, as far as one rank knows (`Spread`).
 
-1. A DTensor: mesh and placements say it for every rank, where each dimension is cut by one axis
-   after the other. Of uneven ``_StridedShard`` the local tensor decides what they mean, and of
-   hooked local tensors (`LocalShardsWrapper`) they say nothing: these are not known.
+1. A DTensor: mesh and placements say it for every rank, where one axis after the other cuts each
+   dimension. Two cases are not known: uneven cuts by a ``_StridedShard``, whose meaning only the
+   local tensor shows, and hooked local tensors (`LocalShardsWrapper`).
 2. A `ShardedTensor`: its metadata lists every rank's shards.
 """
 

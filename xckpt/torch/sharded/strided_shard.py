@@ -1,7 +1,7 @@
 """How the torch at hand cuts a ``_StridedShard``: releases up to 2.9 differ from later ones.
 
-torch is asked itself, on six rows: in two pieces of two parts each, its second rank holds rows
-2 and 5 in one way, rows 2 and 3 in the other.
+A cut of six rows shows which: in two pieces of two parts each, torch's second rank holds rows 2 and
+5 in one way, rows 2 and 3 in the other.
 """
 
 from __future__ import annotations

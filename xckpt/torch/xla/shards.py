@@ -112,7 +112,7 @@ class ShardLayout:
 
     @property
     def padded(self) -> bool:
-        """Whether any shard has elements that the tensor has not."""
+        """Whether any shard has padding."""
         held = sum(len(devices) for devices in self.holders)
         return held < self.devices or any(box.sizes != self.shard for box in self.boxes)
 
