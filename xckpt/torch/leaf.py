@@ -151,6 +151,16 @@ def check_writable(local: torch.Tensor, name: str) -> None:
         )
 
 
+def fillable(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The elements of a tensor that can be filled in place; None if it cannot."""
+    try:
+        local = plain(tensor, "")
+        check_writable(local, "")
+    except UnsupportedLeafError:
+        return None
+    return local
+
+
 def _check_storage(local: torch.Tensor, name: str) -> None:
     """Refuse a tensor whose memory was taken away (FSDP frees unsharded parameters so)."""
     if local.device.type not in ("cpu", "cuda") or local.numel() == 0:

@@ -34,13 +34,13 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.wanted import Countdown
 from xckpt.core.values import ValueText, decode_content, value_kind
-from xckpt.errors import PlanError, UnsupportedLeafError, XckptError
+from xckpt.errors import PlanError, XckptError
 from xckpt.formats.dcp.keys import StoredObject
 from xckpt.formats.torch_save.archive import value_in
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.leaf import (
     check_readable,
-    check_writable,
+    fillable,
     plain,
     reachable,
     torch_dtype,
@@ -206,7 +206,7 @@ class LoadBridge(_Bridge, LoadPlanner):
             return whole[Box(read_item.dest_offsets, read_item.lengths).slices()]
         target = self._resolve(wanted)
         stored = self._dtype(name)
-        if target.dtype == stored and _is_plain(target):
+        if target.dtype == stored and fillable(target) is not None and reachable(target):
             return target
         wanted.target = target
         return torch.empty(target.shape, dtype=stored)
@@ -267,12 +267,3 @@ class LoadBridge(_Bridge, LoadPlanner):
         dtype = torch_dtype(stored.properties.dtype)
         assert dtype is not None
         return dtype
-
-
-def _is_plain(target: torch.Tensor) -> bool:
-    """Whether NumPy can write the tensor's elements where they are."""
-    try:
-        check_writable(plain(target, ""), "")
-    except UnsupportedLeafError:
-        return False
-    return reachable(target)

@@ -24,9 +24,8 @@ from xckpt.core.plan.items import ReadItem
 from xckpt.core.storage import StorageReader
 from xckpt.core.targets.shared_memory import overlapping
 from xckpt.engine.shared_memory import Filled, check_filled
-from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.dcp.bridge import Wanted
-from xckpt.torch.leaf import check_writable, format_dtype, plain
+from xckpt.torch.leaf import fillable, format_dtype, plain
 from xckpt.torch.target import extent
 
 _HOOKS = "resolve_tensor", "lookup_tensor", "transform_tensor"
@@ -95,12 +94,8 @@ def _overlapping(
 
 def _extent(tensor: torch.Tensor) -> Extent | None:
     """Where a tensor's elements are; None where they are not plain memory."""
-    try:
-        local = plain(tensor, "")
-        check_writable(local, "")
-    except UnsupportedLeafError:
-        return None
-    return extent(local)
+    local = fillable(tensor)
+    return None if local is None else extent(local)
 
 
 def _filled(fqn: str, item: ReadItem, target: torch.Tensor, metadata: Metadata) -> Filled:

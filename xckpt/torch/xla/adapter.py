@@ -139,8 +139,9 @@ class ShardTarget:
             self._shards = fetch(global_tensor(self.like), layout)
             return
         new = torch.zeros if layout.padded else torch.empty
-        nothing = new(layout.shard, dtype=self.like.dtype)
-        self._shards = [nothing] * (1 if layout.whole else layout.devices)
+        # The whole; else that of devices which hold padding alone.
+        shard = new(layout.shard, dtype=self.like.dtype)
+        self._shards = [shard] * (1 if layout.whole else layout.devices)
         for devices in () if layout.whole else layout.holders:
             shard = new(layout.shard, dtype=self.like.dtype)
             for device in devices:
@@ -149,11 +150,11 @@ class ShardTarget:
     def _publish(self) -> None:
         self._allocate()
         layout, shards = self.layout, self._shards
-        if not layout.whole:
-            for devices, view in zip(layout.holders, layout.views, strict=True):
-                for device in devices[1:]:
-                    if shards[device] is not shards[devices[0]]:
-                        shards[device][view] = shards[devices[0]][view]
+        for devices, view in () if layout.whole else zip(layout.holders, layout.views, strict=True):
+            first = shards[devices[0]]
+            for device in devices[1:]:
+                if shards[device] is not first:
+                    shards[device][view] = first[view]
         if self.in_place:
             publish(self.like, layout, shards)
         else:
