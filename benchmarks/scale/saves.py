@@ -3,8 +3,7 @@
 1. Each rank's planner is the default one, except that it takes its columns from the placement, not
    from tensors (`PlacedPlanner`). Rank 1 has tensors: its seconds are those of any rank.
 2. The writer is the real one over memory, except that nothing is written or digested: each rank
-   reports a digest for each chunk of its share (`_Writer`). Of leaves in pieces no documents are
-   made: they would be kept in memory.
+   reports a digest for each chunk of its share (`_Writer`).
 3. The state is saved twice, as a training run does, and the second save is timed too.
 4. Where ranks plan alone, ranks 0 and 1 do. The others say what rank 0 says, and their shares are
    taken from a plan that was made before (`_Shared`).
@@ -32,8 +31,6 @@ from xckpt.core.geometry.box import Block
 from xckpt.core.geometry.grid import GridOptions, cells
 from xckpt.core.geometry.spread import Processes, Spread
 from xckpt.core.leaf import HostSource
-from xckpt.core.manifest.entries import arrays
-from xckpt.core.manifest.rules import count_pieces
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.alone.known import KnownPlans, known_plans
 from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
@@ -198,8 +195,8 @@ class _Writer(ZarrStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """A digest of nothing for each chunk of the share."""
-        if self._draft is not None and not count_pieces(self._draft):
-            self._write_documents(self._documents.add(arrays(self._draft)))
+        if self._draft is not None:
+            self._write_documents(self._documents.add(self._draft.leaves))
         assert isinstance(plan.storage_data, BriefData)
         brief, pieces = parts(plan.storage_data.content)
         items = WriteItems.of(plan.items)

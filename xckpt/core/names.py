@@ -105,6 +105,17 @@ def zarr_path(name: str) -> str:
     return "/".join(_stored(part) for part in name.split("/")) if name else "%root"
 
 
+def names_by_size(shape: Sequence[int]) -> list[str]:
+    """A name for each dimension that has none: its size, and a number where sizes repeat.
+
+    Example:
+        >>> names_by_size((64, 3, 3))
+        ['d64', 'd3', 'd3_1']
+    """
+    repeats = [shape[:d].count(size) for d, size in enumerate(shape)]
+    return [f"d{n}_{k}" if k else f"d{n}" for n, k in zip(shape, repeats, strict=True)]
+
+
 def dimension_name_faults(names: Sequence[str], rank: int) -> Iterator[str]:
     """What is wrong with the names of a tensor's dimensions.
 

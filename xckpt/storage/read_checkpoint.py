@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
-from xckpt.core.manifest.decode import Entry
-from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
+from xckpt.core.manifest.entries import BytesEntry, Entry, Manifest, ValueEntry
 from xckpt.core.manifest.memory import COPIES, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import Metadata

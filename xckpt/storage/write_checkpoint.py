@@ -3,9 +3,10 @@
 1. On the coordinator, `prepare_global_plan` gives every rank its `WriteOrders`: where the save is
    staged and which zarr arrays its items belong to.
 2. On every rank, `write_data` carries them out (`xckpt.storage.chunks.write_chunks`) and reports
-   the digests of the chunks; short values travel in the report itself.
+   the digests of the chunks; short values travel in the report itself. With an array's first chunk
+   goes its zarr.json; the coordinator writes those of the folders above.
 3. On the coordinator, `finish` puts all digests in the manifest's order, which fails if any chunk
-   was not written exactly once, then writes digests and zarr.json files and publishes the manifest.
+   was not written exactly once, writes them and the root's zarr.json, and publishes the manifest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import tensorstore as ts
 
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
-from xckpt.core.manifest.entries import DocumentTree, Manifest, arrays, is_packed
+from xckpt.core.manifest.entries import BytesEntry, DocumentTree, Manifest, arrays, is_packed
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS, PLACES
 from xckpt.core.manifest.rules import count_chunks, many_pieces
@@ -46,7 +47,6 @@ from xckpt.storage.chunks.units import (
     merged_digests,
     merged_values,
     orders_for,
-    value_arrays,
 )
 from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
 from xckpt.storage.commit.keys import KeyStaging
@@ -100,7 +100,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
         """The manifest of the save under way, without the values."""
-        self._documents = DocumentTree(())
+        self._documents = DocumentTree((), 0)
         self._written: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
         """Writes of documents and of the digest file."""
         self._begun: ChunkWrites | None = None
@@ -122,7 +122,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             CheckpointExistsError: the path is taken.
             StorageError: the storage refused.
         """
-        self._documents, self._written = DocumentTree(self.codecs), deque()
+        self._written = deque()
         self.target.access.start()
         self._staging = staging or begin(self.target, overwrite=self.overwrite, planned=planned)
         self._staging.location.make_folder()
@@ -140,7 +140,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         planned = _planned(metadata, self.codecs, self.options, self._base)
         _check(planned, self.target, self.options)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
-        self._draft = planned
+        self._draft, self._documents = planned, DocumentTree(self.codecs, planned.pack_bytes)
         orders = WriteOrders(where, self.codecs, (), pack_bytes=planned.pack_bytes)
         base_orders = self._base.orders if self._base is not None else None
         given = orders_for(plans, orders, planned, base_orders)
@@ -208,9 +208,8 @@ class ZarrStorageWriter(PlainStorageWriter):
                         data = planner.resolve_data(item)
                         writes.write_value(*value_entry(item, data, self.options.chunk_bytes))
                 others = writes.begin_largest(items, pool)
-                self._write_documents(
-                    self._documents.add(arrays(self._draft) if self._draft else ()), pool
-                )
+                leaves = self._draft.leaves if self._draft is not None else ()
+                self._write_documents(self._documents.add(leaves), pool)
                 writes.write_tensors(others, pool)
             if self._staging is not None and self.target.bucket and orders.base is None:
                 written = writes.report()
@@ -222,7 +221,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         return written
 
     def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
-        """Check that every chunk was written once, write digests and zarr.json files, and publish.
+        """Check that every chunk was written once, write what follows from all, and publish.
 
         Returns:
             The manifest's bytes.
@@ -237,7 +236,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         manifest = complete(self._draft, metadata, values, root=self._staging.root)
         manifest, side_files = _with_side_files(manifest, self._draft, written)
         data = encode(manifest, digest_bytes)
-        self._write_documents(self._documents.add(value_arrays(manifest)))
+        long_values = (leaf for leaf in manifest.leaves if isinstance(leaf, BytesEntry))
+        self._write_documents(self._documents.add(long_values))
         self._write_documents([("zarr.json", self._documents.root()), *side_files])
         with _explaining(self.target, self._staging.location):
             with storage_errors(self.target):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import zarr
 from hypothesis import given
+from hypothesis import strategies as st
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
@@ -26,7 +27,10 @@ from xckpt.core.manifest.entries import (
     ValueEntry,
     arrays,
     documents,
+    is_packed,
+    leaf_arrays,
 )
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.names import zarr_path
 
 Group = zarr.Group
@@ -176,9 +180,34 @@ def test_leaves_of_one_folder_need_not_stand_together():
 def test_documents_that_come_in_parts_are_those_that_come_at_once():
     """Each is made once: the second part repeats none of the first."""
     manifest = example()
-    listed = list(arrays(manifest))
-    for cut in range(len(listed) + 1):
-        tree = DocumentTree(manifest.codecs)
-        parts = [*tree.add(listed[:cut]), *tree.add(listed[cut:]), ("zarr.json", tree.root())]
+    leaves = manifest.leaves
+    with_chunks = {f"{array.path}/zarr.json" for array in arrays(manifest) if array.count}
+    for cut in range(len(leaves) + 1):
+        tree = DocumentTree(manifest.codecs, manifest.pack_bytes)
+        parts = [*tree.add(leaves[:cut]), *tree.add(leaves[cut:]), ("zarr.json", tree.root())]
         assert len(dict(parts)) == len(parts)
-        assert dict(parts) == dict(documents(manifest))
+        others = {key: text for key, text in documents(manifest) if key not in with_chunks}
+        assert dict(parts) == others
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=8),
+    st.integers(0, 400),
+    st.booleans(),
+)
+def test_packed_pieces_are_counted_as_one_by_one(heights, pack_bytes, sharded):
+    rows, start = [], 0
+    for height, chunk in heights:
+        shard = ((2 * chunk, 4),) if sharded else ()
+        rows.append(((start, 0), (height, 4), (chunk, 4), *shard))
+        start += height
+    pieces = Pieces.listed(rows)
+    leaf = TensorEntry("w", "int16", (start, 4), pieces=pieces)
+    packed = sum(is_packed(array, pack_bytes) for array in leaf_arrays(leaf))
+    assert pieces.packed(pack_bytes // 2) == packed
+    manifest = Manifest((leaf,), "", pack_bytes=pack_bytes, zarr_json=2)
+    made = dict(documents(manifest))
+    root = json.loads(made["zarr.json"])
+    assert root["attributes"].get("xckpt", {}).get("packed_arrays", 0) == packed
+    assert ("w/zarr.json" in made) == (packed < len(rows))
+    assert len(made) == 1 + (packed < len(rows)) + len(rows) - packed

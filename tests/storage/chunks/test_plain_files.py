@@ -23,7 +23,7 @@ from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.array import digest_array, plain_bools
 from xckpt.storage.chunks import chunk as chunks
-from xckpt.storage.chunks import plain_files, write_chunks
+from xckpt.storage.chunks import plain_files, unit_files
 from xckpt.storage.chunks.chunk import ChunkSource
 from xckpt.storage.chunks.plain_files import is_leading, write_plain
 from xckpt.storage.chunks.requests import Chunk, chunks_of
@@ -313,13 +313,13 @@ def test_large_leaves_of_any_strides_are_saved_in_slabs(
     whole = np.random.default_rng(2).integers(0, 99, (1031, 600), np.int32)
     state = {"w": whole, "t": whole.T, "s": whole[::2, 100:], "b": whole % 2 == 0}
     written: list[str] = []
-    write = write_chunks.write_plain
+    write = unit_files.write_plain
 
     def recorded(path: str, data: np.ndarray, nbytes: int, *, within: str, synced: bool) -> bytes:
         written.append(path.split("/")[-4])
         return write(path, data, nbytes, within=within, synced=synced)
 
-    monkeypatch.setattr(write_chunks, "write_plain", recorded)
+    monkeypatch.setattr(unit_files, "write_plain", recorded)
     for threads in (1, 2):
         # Rows do not divide: the last chunk of each leaf is padded.
         options = xckpt.SaveOptions(chunk_bytes=1 << 19, threads=threads)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.steps import steps
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
+from xckpt.core.manifest.write_counts import writers_in_words
 from xckpt.errors import PlanError
 from xckpt.storage.chunks.columns import draft_name
 from xckpt.storage.chunks.orders import Written, WrittenValue
 from xckpt.storage.chunks.units import TOGETHER, merged_digests
-from xckpt.storage.chunks.write_counts import writers_in_words
 
 A, B = (TensorEntry(name, "int8", (size,), chunk=(1,)) for name, size in (("a", 96), ("c", 70)))
 DRAFT = Manifest((A, B), "")

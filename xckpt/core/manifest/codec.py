@@ -27,10 +27,11 @@ import msgspec
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.json_values import check_json
-from xckpt.core.manifest.decode import Entry, decode, decode_body, decoded_bytes, encode_body
+from xckpt.core.manifest.decode import decode, decode_body, decoded_bytes, encode_body
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
+    Entry,
     Manifest,
     TensorEntry,
     ValueEntry,

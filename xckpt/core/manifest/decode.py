@@ -19,13 +19,12 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from xckpt.core.json_values import repeated_name
-from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry
+from xckpt.core.manifest.entries import BytesEntry, Entry, Manifest, TensorEntry, ValueEntry
 from xckpt.core.manifest.memory import check_memory, json_bytes, leaves_bytes
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError
 
-Entry = TensorEntry | ValueEntry | BytesEntry
 Shared = TypeVar("Shared")
 Document = TypeVar("Document")
 

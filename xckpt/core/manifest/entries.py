@@ -6,6 +6,7 @@
 3. `documents` gives the zarr.json of each array and of each folder above one. They follow from the
    manifest byte for byte, so a reader compares instead of parsing: what differs was edited.
    TensorStore never opens a document that a checkpoint holds; it is given the metadata made here.
+   Who writes an array's first chunk writes its document; the coordinator all else (`DocumentTree`).
 
 An array's document has ``shape``, a regular chunk grid and ``bytes`` (little-endian), with
 ``crc32c`` behind it if the checkpoint asks for it, and ``sharding_indexed`` around both where a
@@ -30,6 +31,7 @@ from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.core.names import names_by_size, zarr_path
 from xckpt.core.text.shown import brief
 
 
@@ -73,6 +75,8 @@ class BytesEntry(_Strict, frozen=True, tag="bytes", tag_field="kind"):
     chunk: int
 
 
+Entry = TensorEntry | ValueEntry | BytesEntry
+
 MANY_PIECES = 1 << 16
 """The root does not repeat the metadata of more pieces than this."""
 EDITION = 2
@@ -82,7 +86,7 @@ EDITION = 2
 class Manifest(_Strict, frozen=True, dict=True, gc=True):
     """Everything in a checkpoint but the data; counts of it are cached beside it."""
 
-    leaves: tuple[TensorEntry | ValueEntry | BytesEntry, ...]
+    leaves: tuple[Entry, ...]
     digests: str
     """Digest of the digest file, hex."""
     root: str = ""
@@ -146,7 +150,7 @@ def is_packed(array: ZarrArray, pack_bytes: int) -> bool:
     return prod(array.chunk) * item_size(array.dtype) <= pack_bytes
 
 
-def leaf_arrays(leaf: TensorEntry | ValueEntry | BytesEntry, first: int = 0) -> Iterator[ZarrArray]:
+def leaf_arrays(leaf: Entry, first: int = 0) -> Iterator[ZarrArray]:
     """The zarr arrays of one leaf, whose first digest has the number ``first``."""
     if isinstance(leaf, ValueEntry):
         return
@@ -199,17 +203,6 @@ def array_metadata(
     }
 
 
-def names_by_size(shape: Shape) -> list[str]:
-    """A name for each dimension that has none: its size, and a number where sizes repeat.
-
-    Example:
-        >>> names_by_size((64, 3, 3))
-        ['d64', 'd3', 'd3_1']
-    """
-    repeats = [shape[:d].count(size) for d, size in enumerate(shape)]
-    return [f"d{n}_{k}" if k else f"d{n}" for n, k in zip(shape, repeats, strict=True)]
-
-
 def array_document(array: ZarrArray, codecs: tuple[str, ...], edition: int) -> bytes:
     """The content of an array's zarr.json."""
     return _contents(array, codecs, edition)[0]
@@ -246,16 +239,20 @@ def _contents_of(
 
 def documents(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     """(key, content) of every zarr.json of a checkpoint, the root's last; keys lie in the root."""
-    tree = DocumentTree(manifest.codecs, manifest.zarr_json)
-    yield from tree.add(arrays(manifest))
+    about = manifest.codecs, manifest.zarr_json
+    for array in arrays(manifest):
+        if array.place is None and array.count:
+            yield f"{array.path}/zarr.json", array_document(array, *about)
+    tree = DocumentTree(manifest.codecs, manifest.pack_bytes, manifest.zarr_json)
+    yield from tree.add(manifest.leaves)
     yield "zarr.json", tree.root()
 
 
 class DocumentTree:
-    """The zarr.json documents of a checkpoint, each made once, as its arrays become known."""
+    """The zarr.json documents that go with no chunk, each made once, as leaves become known."""
 
-    def __init__(self, codecs: tuple[str, ...], edition: int = EDITION) -> None:
-        self._codecs, self._edition = codecs, edition
+    def __init__(self, codecs: tuple[str, ...], pack_bytes: int, edition: int = EDITION) -> None:
+        self._codecs, self._pack_bytes, self._edition = codecs, pack_bytes, edition
         self._lacking: set[str] = set()
         """The element types that zarr-python lacks."""
         self._arrays: dict[str, msgspec.Raw] = {}
@@ -266,30 +263,45 @@ class DocumentTree:
         self._pieces = 0
         """Pieces that have one."""
 
-    def add(self, arrays: Iterable[ZarrArray]) -> Iterator[tuple[str, bytes]]:
-        """(key, content) for arrays and for the folders above them that are new."""
+    def add(self, leaves: Iterable[Entry]) -> Iterator[tuple[str, bytes]]:
+        """(key, content) for arrays without chunks, and for the folders above arrays if new."""
         new: dict[str, msgspec.Raw] = {}
-        for array in arrays:
-            if array.place is not None:
-                self._packed += 1
+        for leaf in leaves:
+            if isinstance(leaf, ValueEntry):
                 continue
-            content, repeated = _contents(array, self._codecs, self._edition)
-            self._pieces += array.piece_of is not None
-            if self._is_alone:
-                self._arrays.clear()
+            parent = zarr_path(leaf.name)
+            if isinstance(leaf, BytesEntry) or leaf.pieces is None:
+                (array,) = leaf_arrays(leaf)
+                if is_packed(array, self._pack_bytes):
+                    self._packed += 1
+                    continue
+                if not array.count:
+                    yield f"{parent}/zarr.json", array_document(array, self._codecs, self._edition)
+                parent = posixpath.dirname(parent)
             else:
-                self._arrays[array.path] = repeated
-            if array.dtype in EXTENDED:
-                self._lacking.add(array.dtype)
-            yield f"{array.path}/zarr.json", content
-            parent = posixpath.dirname(array.path)
-            if array.piece_of is not None and parent not in self._groups:
-                new[parent] = _group(_about_pieces(array.piece_of, array.dimension_names))
+                packed = leaf.pieces.packed(self._pack_bytes // item_size(leaf.dtype))
+                self._packed += packed
+                if packed == len(leaf.pieces):
+                    continue
+                self._pieces += len(leaf.pieces) - packed
+                new[parent] = _group(_about_pieces(leaf.shape, leaf.dimension_names))
+            self._list(leaf)
             while parent and parent not in self._groups:
                 self._groups[parent] = new.setdefault(parent, _PLAIN_GROUP)
                 parent = posixpath.dirname(parent)
         for path, group in new.items():
             yield f"{path}/zarr.json", msgspec.json.format(bytes(group), indent=2)
+
+    def _list(self, leaf: TensorEntry | BytesEntry) -> None:
+        """Note what the root repeats of a leaf: of very many pieces nothing, so none is made."""
+        if isinstance(leaf, TensorEntry) and leaf.dtype in EXTENDED:
+            self._lacking.add(leaf.dtype)
+        if self._is_alone:
+            self._arrays.clear()
+            return
+        for array in leaf_arrays(leaf):
+            if not is_packed(array, self._pack_bytes):
+                self._arrays[array.path] = _contents(array, self._codecs, self._edition)[1]
 
     @property
     def _is_alone(self) -> bool:
@@ -329,11 +341,7 @@ def _about_pieces(shape: Shape, names: tuple[str, ...] | None) -> dict[str, JSON
 
 
 def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> msgspec.Raw:
-    group: dict[str, object] = {
-        "zarr_format": 3,
-        "node_type": "group",
-        "attributes": attributes,
-    }
+    group: dict[str, object] = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
     if consolidated is not None:
         group["consolidated_metadata"] = consolidated
     return msgspec.Raw(msgspec.json.encode(group))

@@ -108,6 +108,12 @@ class Pieces(
         # As floats, which do not wrap around.
         return int(np.prod(self.grid.chunks, axis=1, dtype=np.float64).min()) if len(self) else 0
 
+    def packed(self, most: int) -> int:
+        """How many are packed where chunks of up to ``most`` elements are."""
+        if self.shard is not None:
+            return 0
+        return int(np.count_nonzero(np.prod(self.grid.chunks, axis=1, dtype=np.float64) <= most))
+
     @property
     def chunks(self) -> int:
         """How many chunks all of them have."""

@@ -24,6 +24,7 @@ from xckpt.core.geometry.grid import ZarrArray, count_cells
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
+    Entry,
     Manifest,
     TensorEntry,
     ValueEntry,
@@ -53,7 +54,6 @@ SMALL_CHUNK: Final = 1 << 18
 FEW_OBJECTS: Final = 256
 """Up to this many small objects are no burden, and any zarr reader lists them."""
 
-Entry = TensorEntry | ValueEntry | BytesEntry
 Kind = tuple[str, Shape, Shape, Shape | None]
 """What leaves that are one array have in common: dtype, shape, chunk, zarr shard."""
 
@@ -196,7 +196,7 @@ _Known = dict[tuple[object, ...], list[str]]
 """What is wrong with leaves in pieces, once for all that are alike."""
 
 
-def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry, known: _Known) -> Iterator[str]:
+def _leaf_problems(leaf: Entry, known: _Known) -> Iterator[str]:
     if isinstance(leaf, TensorEntry):
         if leaf.dimension_names is not None:
             yield from dimension_name_faults(leaf.dimension_names, len(leaf.shape))

@@ -20,8 +20,14 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.decode import Entry
-from xckpt.core.manifest.entries import Manifest, TensorEntry, is_packed, leaf_arrays, regular
+from xckpt.core.manifest.entries import (
+    Entry,
+    Manifest,
+    TensorEntry,
+    is_packed,
+    leaf_arrays,
+    regular,
+)
 from xckpt.core.manifest.rules import Kind, chunks_of
 
 KEPT = 1 << 16

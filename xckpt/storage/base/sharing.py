@@ -34,12 +34,12 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.storage.array import digest_array, plain_bools
 from xckpt.storage.base.chunks import BaseChunks
 from xckpt.storage.base.packs import EqualChunk, EqualChunks
-from xckpt.storage.budget import Pool, ProgressCounter, Reservation
+from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import contents, stored_bytes, write_file
 from xckpt.storage.chunks.shards.files import shard_parts, unit_length
-from xckpt.storage.chunks.units import digests
-from xckpt.storage.chunks.write_chunks import ChunkWrites, Unit, item_units
+from xckpt.storage.chunks.units import Unit, digests
+from xckpt.storage.chunks.write_chunks import ChunkWrites, item_units
 from xckpt.storage.commit.batch import sync_all, syncs_at_once
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.location import Location, answer, storage_errors
@@ -146,21 +146,16 @@ class SharingWrites(ChunkWrites):
         self._problem = self._problem or problem
         logger.warning("%s: %s; it is written anew", self.where, problem)
 
-    def _write_file(self, unit: Unit, reservation: Reservation) -> None:
+    def _write_plain(self, unit: Unit) -> Iterable[tuple[int, bytes]]:
         """Share a unit's file, or write it."""
         known = self._known(unit)
         if not known:
-            super()._write_file(unit, reservation)
-            return
-        try:
-            taken = unit_digests(unit)
-            digest = b"".join(each for _, each in taken)
-            if digest != known or not self._share(unit, digest):
-                self._write_digested(unit)
-        finally:
-            reservation.unit_done()
-        self._report.note(unit.array, taken)
-        self.progress.add(unit.data.nbytes)
+            return super()._write_plain(unit)
+        taken = unit_digests(unit)
+        digest = b"".join(each for _, each in taken)
+        if digest != known or not self._share(unit, digest):
+            self._write_digested(unit)
+        return taken
 
     def _write_digested(self, unit: Unit) -> None:
         """Write a unit whose digests are known."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.codec import to_metadata
-from xckpt.core.manifest.decode import Entry, encode_body
-from xckpt.core.manifest.entries import Manifest, ValueEntry
+from xckpt.core.manifest.decode import encode_body
+from xckpt.core.manifest.entries import Entry, Manifest, ValueEntry
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
 from xckpt.core.storage import BriefData

@@ -26,24 +26,22 @@ from xckpt.core.geometry.box_lookup import BoxLookup
 from xckpt.core.geometry.grid import ZarrArray, cells
 from xckpt.core.manifest.entries import (
     BytesEntry,
+    Entry,
     Manifest,
     TensorEntry,
     ValueEntry,
     arrays,
-    is_packed,
     leaf_arrays,
 )
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.manifest.rules import chunks_of, count_chunks
+from xckpt.core.manifest.write_counts import write_count_error, writers_in_words
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.errors import PlanError
 from xckpt.storage.array import DIGEST_BYTES, digest_array
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import are_plain, is_leading, is_plain
-from xckpt.storage.chunks.write_counts import write_count_error, writers_in_words
-
-Entry = TensorEntry | ValueEntry | BytesEntry
 
 TOGETHER = 64
 """Reports whose digests are placed at once."""
@@ -338,12 +336,3 @@ def orders_for(
     else:
         given = [orders] * len(plans)
     return given if with_base is None else with_base(given)
-
-
-def value_arrays(manifest: Manifest) -> Iterator[ZarrArray]:
-    """The arrays of long values; for packed ones only that they are packed."""
-    for leaf in manifest.leaves:
-        if isinstance(leaf, BytesEntry):
-            for array in leaf_arrays(leaf):
-                packed = is_packed(array, manifest.pack_bytes)
-                yield msgspec.structs.replace(array, place=0) if packed else array

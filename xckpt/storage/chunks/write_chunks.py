@@ -12,7 +12,8 @@
    (`Pool.alone`).
 4. A small unit that is all of its chunk is written as an object under the chunk's key: opening an
    array for each would cost more than everything else.
-5. The digests are reported.
+5. With the first chunk of an array goes its zarr.json.
+6. The digests are reported.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -39,7 +41,7 @@ from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation, SizedItems
 from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenValue
-from xckpt.storage.chunks.plain_files import stored_bytes, write_plain
+from xckpt.storage.chunks.unit_files import documents_with, write_documents, write_unit
 from xckpt.storage.chunks.units import (
     ArraysByLeaf,
     Unit,
@@ -65,8 +67,17 @@ class _UnderWay:
 
     leaf: str
     nbytes: int
-    written: _Future
+    written: tuple[_Future, ...]
     reservation: Reservation | None
+
+    def wait(self, where: Location) -> None:
+        with storage_errors(f"{where}: {self.leaf}"):
+            try:
+                for written in self.written:
+                    answer(written, where)
+            finally:
+                if self.reservation is not None:
+                    self.reservation.unit_done()
 
 
 class _ChunkColumns:
@@ -256,25 +267,32 @@ class ChunkWrites:
         """After a failure: wait for the writes under way; their folder will be removed."""
         if self._packs is not None:
             self._packs.close()
-        for write in tuple(self._under_way):  # a thread may have just begun another
+        writes = tuple(self._under_way)  # a thread may have just begun another
+        for written in chain.from_iterable(write.written for write in writes):
             with contextlib.suppress(Exception):
-                answer(write.written, self.where)
+                answer(written, self.where)
 
     def _write_file(self, unit: Unit, reservation: Reservation) -> None:
         """Write a unit to its file, as durably as the orders say."""
         try:
             with storage_errors(f"{self.where}: {unit.array.leaf}"):
-                written = _write_unit(unit, self._location)
+                written = self._write_plain(unit)
+                write_documents(unit, self._location, self.codecs)
         finally:
             reservation.unit_done()
-        self._report.note(unit.array, zip(unit.numbers, written, strict=True))
+        self._report.note(unit.array, written)
         self.progress.add(unit.data.nbytes)
+
+    def _write_plain(self, unit: Unit) -> Iterable[tuple[int, bytes]]:
+        """Write the elements of a unit to its file; number and digest of each chunk in it."""
+        return zip(unit.numbers, write_unit(unit, self._location), strict=True)
 
     def _begin(self, unit: Unit, reservation: Reservation | None) -> _UnderWay:
         """Begin a unit's write, from the caller's memory if that is in C order, and digest it."""
         data = plain_bools(np.asarray(unit.data, order="C"))
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
-            written = self._write(unit, data)
+            documents = [self._root.write(*each) for each in documents_with(unit, self.codecs)]
+            written = self._write(unit, data), *documents
         under_way = _UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         self._under_way.add(under_way)
         self._report.note(unit.array, digests(unit, data))
@@ -295,12 +313,7 @@ class ChunkWrites:
 
     def _wait(self, under_way: _UnderWay) -> None:
         """Wait until a unit is durable."""
-        try:
-            with storage_errors(f"{self.where}: {under_way.leaf}"):
-                answer(under_way.written, self.where)
-        finally:
-            if under_way.reservation is not None:
-                under_way.reservation.unit_done()
+        under_way.wait(self.where)
         self._under_way.remove(under_way)
         self.progress.add(under_way.nbytes)
 
@@ -320,17 +333,6 @@ def item_units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[
     place = box.relative_to(array.offset)
     boxes = unit_boxes(item, array, place)
     return [Unit(array, n, box, data[box.slices(place.offsets)]) for n, box in boxes]
-
-
-def _write_unit(unit: Unit, location: Location) -> list[bytes]:
-    """Write a unit to its local file; the digest of each chunk in it."""
-    array, within, synced = unit.array, location.path, not location.unsynced
-    path, nbytes = f"{within}/{array.key(unit.box.offsets)}", stored_bytes(array)
-    if array.shard is None:
-        return [write_plain(path, unit.data, nbytes, within=within, synced=synced)]
-    from xckpt.storage.chunks.shards.files import write_shard
-
-    return write_shard(path, unit.data, array, within=within, synced=synced)
 
 
 def _pack_writes(

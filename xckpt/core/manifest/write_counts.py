@@ -42,7 +42,8 @@ def _lines(arrays: Iterable[ZarrArray], written_by: Sequence[NDArray[np.int64]])
             yield f"{array.leaf}: {array.box} was written by no rank"
             continue
         _, boxes = cells((0,) * len(array.shape), array.shape, array.shape, array.chunk)
-        for number in wrong[:SHOWN].tolist():
+        shown: list[int] = wrong[:SHOWN].tolist()
+        for number in shown:
             counts = [np.count_nonzero(numbers == array.first + number) for numbers in written_by]
             ranks = np.repeat(np.arange(len(counts)), counts).tolist()
             where = boxes[number].shifted(array.offset)
