@@ -37,7 +37,7 @@ from xckpt.core.storage import PatientReader, SharesHost, StorageReader
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.ranks.group import Group, OperationGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_read
-from xckpt.engine.ranks.wire import LoadPlanCodec
+from xckpt.engine.ranks.wire import LoadPlanCodec, answer_to
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import CheckpointReplacedError, NotACheckpointError, XckptError
 
@@ -276,11 +276,14 @@ class _Load:
         check_memory(self.planner, plan, metadata, self.reader)
 
     def _share(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """What each rank has to read."""
+        """What each rank has to read, as it is sent there."""
         with self.step("share"):
             made = self.planner.create_global_plan(plans)
             shares = returned_plans(self.planner, made, LoadPlan, len(plans))
-            return self.reader.prepare_global_plan(shares)
+            shares = self.reader.prepare_global_plan(shares)
+        if len(shares) != len(plans):
+            return shares  # it is refused
+        return [answer_to(plan, share) for plan, share in zip(plans, shares, strict=True)]
 
     def _read(self, share: LoadPlan) -> bytes:
         """Read this rank's share; an empty report."""

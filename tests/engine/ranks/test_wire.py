@@ -19,7 +19,8 @@ from xckpt.core.plan.items import (
     WriteItems,
     WriteItemType,
 )
-from xckpt.engine.ranks.wire import LoadPlanCodec, SavePlanCodec
+from xckpt.core.plan.reads.items import ReadItems
+from xckpt.engine.ranks.wire import LoadPlanCodec, SavePlanCodec, answer_to
 
 
 def encode_plan(plan: SavePlan) -> bytes:
@@ -80,6 +81,30 @@ def test_a_load_plan_survives_the_way(items, storage_data, planner_data, wanted,
         assert one.storage_index.index == other.storage_index.index
     assert replace(back, items=items) == plan
     assert LoadPlanCodec().encode(back) == data
+
+
+@given(st.lists(read_items(), max_size=4), plain, st.lists(names).map(tuple), st.booleans())
+def test_a_rank_gets_back_the_items_that_a_planner_left_alone(items, data, left, changed):
+    rank, coordinator = LoadPlanCodec(), LoadPlanCodec()
+    coordinator.encode(LoadPlan([]))  # its own, which it does not mix up with others'
+    came = coordinator.decode(rank.encode(LoadPlan(items, names=("w",) * 99)))
+    share = replace(came, storage_data=data, left=left)
+    if changed:
+        share = replace(share, items=items[1:])
+    sent = coordinator.encode(answer_to(came, share))
+    back = rank.decode(sent)
+    assert list(back.items) == items[changed:]
+    assert (back.storage_data, back.left, back.names) == (data, left, came.names)
+    if not changed:
+        assert sent == coordinator.encode(answer_to(came, replace(share, names=("v",) * 9)))
+
+
+def test_an_answer_without_new_items_is_short():
+    items = ReadItems([f"layer.{n}" for n in range(100)], [(4, 2)] * 100)
+    rank, coordinator = LoadPlanCodec(), LoadPlanCodec()
+    sent = rank.encode(LoadPlan(items))
+    assert len(sent) < 1500
+    assert len(coordinator.encode(answer_to(*[coordinator.decode(sent)] * 2))) < 20
 
 
 def test_sent_items_are_added_as_lists_are():

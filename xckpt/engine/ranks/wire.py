@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import overload
+from dataclasses import replace
+from typing import Final, overload
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from xckpt.core.plan.items import (
     SavePlan,
     WriteItems,
 )
+from xckpt.core.plan.reads.items import ReadItems, Row
 from xckpt.core.problem import Problem
 from xckpt.core.storage import BriefData, CanBeBrief
 from xckpt.engine.steps import Codec
@@ -227,6 +229,7 @@ class _LoadPlan(msgspec.Struct, array_like=True):
     """A `LoadPlan` between processes."""
 
     items: msgspec.Raw
+    """The columns of `ReadItems`; nothing in an answer that leaves the rank's items as they are."""
     storage_data: object
     planner_data: object
     names: tuple[str, ...]
@@ -236,7 +239,7 @@ class _LoadPlan(msgspec.Struct, array_like=True):
 
 
 _decode_load_plan = msgspec.msgpack.Decoder(_LoadPlan).decode
-_decode_items = msgspec.msgpack.Decoder(list[ReadItem]).decode
+_decode_items = msgspec.msgpack.Decoder(tuple[list[str], list[Row]]).decode
 
 
 class _EncodedItems(Sequence[ReadItem]):
@@ -246,11 +249,11 @@ class _EncodedItems(Sequence[ReadItem]):
 
     def __init__(self, raw: msgspec.Raw) -> None:
         self.raw = raw
-        self._items: list[ReadItem] | None = None
+        self._items: ReadItems | None = None
 
-    def _decoded(self) -> list[ReadItem]:
+    def _decoded(self) -> ReadItems:
         if self._items is None:
-            self._items = _decode_items(self.raw)
+            self._items = ReadItems(*_decode_items(self.raw))
         return self._items
 
     def __len__(self) -> int:
@@ -270,8 +273,33 @@ class _EncodedItems(Sequence[ReadItem]):
         return [*other, *self]
 
 
+_NOTHING: Final = msgspec.Raw(_encode(None))
+_AS_SENT: Final = _EncodedItems(_NOTHING)
+
+
+def answer_to(plan: LoadPlan, share: LoadPlan) -> LoadPlan:
+    """What the coordinator sends to a rank for its share: not the items if they are the rank's own.
+
+    Args:
+        plan: as it came from the rank.
+        share: what a planner has made of it.
+    """
+    return replace(share, items=_AS_SENT, names=()) if share.items is plan.items else share
+
+
 class LoadPlanCodec:
-    """Encodes and decodes load plans."""
+    """Encodes and decodes load plans: first a rank's own, and then the answer to it.
+
+    Example:
+        >>> codec, coordinator = LoadPlanCodec(), LoadPlanCodec()
+        >>> came = coordinator.decode(codec.encode(LoadPlan(ReadItems(["w"], [(4, 2)]))))
+        >>> answer = coordinator.encode(answer_to(came, replace(came, left=("b",))))
+        >>> codec.decode(answer).items[0].lengths, codec.decode(answer).left
+        ((4, 2), ('b',))
+    """
+
+    def __init__(self) -> None:
+        self._own: LoadPlan | None = None
 
     def encode(self, plan: LoadPlan) -> bytes:
         """A plan as bytes.
@@ -279,16 +307,24 @@ class LoadPlanCodec:
         Raises:
             TypeError: MessagePack cannot carry planner_data or storage_data.
         """
+        self._own = self._own or plan
         items = plan.items
         problems = [_Problem.of(problem) for problem in plan.problems]
-        raw = items.raw if isinstance(items, _EncodedItems) else msgspec.Raw(_encode(list(items)))
+        raw = items.raw if isinstance(items, _EncodedItems) else _columns(items)
         named = plan.names, problems, plan.left, dict(plan.dtypes)
         return _sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
 
     def decode(self, data: bytes | memoryview) -> LoadPlan:
         """A plan from bytes; inverse of `encode`."""
         wire = _decode_load_plan(data)
-        items = _EncodedItems(wire.items)
+        items: Sequence[ReadItem] = _EncodedItems(wire.items)
+        if wire.items == _NOTHING and self._own is not None:
+            items, wire.names = self._own.items, self._own.names
         problems = tuple(each.problem() for each in wire.problems)
         named = wire.names, problems, wire.left, wire.dtypes
         return LoadPlan(items, wire.storage_data, wire.planner_data, *named)
+
+
+def _columns(items: Sequence[ReadItem]) -> msgspec.Raw:
+    columns = ReadItems.of(items)
+    return msgspec.Raw(_encode((columns.names, columns.rows)))
