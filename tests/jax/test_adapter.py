@@ -14,8 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from tests.support.jax_meshes import DTYPES, same, shardings, slices, values
 from xckpt.core.adapter import Adapters
-from xckpt.core.geometry.box import unique
-from xckpt.core.geometry.cover import cover_fault
+from xckpt.core.geometry.cover import cover_fault, unique
 from xckpt.core.leaf import SourceLeaf
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError

@@ -6,10 +6,12 @@ import itertools
 import tracemalloc
 from collections import Counter
 from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,9 +21,9 @@ from tests.support.tilings import Box as Pair
 from tests.support.tilings import Shape, Tiling, paint, region, tiled_shapes
 from xckpt.core.geometry import box_lookup
 from xckpt.core.geometry import cover as module
-from xckpt.core.geometry.box import Box, Boxes, unique
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.box_lookup import BoxLookup, intersect
-from xckpt.core.geometry.cover import cover_fault
+from xckpt.core.geometry.cover import cover_fault, unique
 from xckpt.core.metadata import ChunkStorageMetadata
 
 SHAPES = st.lists(st.integers(1, 6), max_size=3).map(tuple)
@@ -86,6 +88,29 @@ def test_moving_a_box_there_and_back(case: tuple[tuple[int, ...], Box, Box]) -> 
     _, box, other = case
     assert box.shifted(other.offsets).relative_to(other.offsets) == box
     assert box.relative_to(box.offsets) == Box.whole(box.sizes)
+
+
+@pytest.mark.parametrize(
+    "offsets, sizes, error, text",
+    [
+        ((0,), (4, 64), ValueError, r"as many offsets as sizes, got offsets \(0,\) and"),
+        ((0, 0), (4, -64), ValueError, r"must be 0 or more, got sizes \(4, -64\)"),
+        ((0.0,), (4,), TypeError, r"the offsets of a box must be integers.* got \(0.0,\)"),
+        ((0,), ("4",), TypeError, r"the sizes of a box must be integers.* got \('4',\)"),
+        ((0,), 4, TypeError, r"the sizes of a box must be integers, one a dimension, got 4"),
+        (None, (4,), TypeError, "the offsets of a box must be integers"),
+    ],
+)
+def test_what_is_no_box_is_refused(offsets: Any, sizes: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        ChunkStorageMetadata(offsets, sizes)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.Size, tuple])
+def test_a_box_has_tuples_of_ints(kind: Any) -> None:
+    box = Box(kind([np.int64(0), 8]), kind([3, 8]))
+    assert box == Box((0, 8), (3, 8)) and hash(box) == hash(Box((0, 8), (3, 8)))
+    assert repr(box) == "Box(offsets=(0, 8), sizes=(3, 8))"
 
 
 def test_a_box_as_people_read_it() -> None:

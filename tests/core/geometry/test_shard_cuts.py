@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xckpt.core.geometry.box import unique
-from xckpt.core.geometry.cover import cover_fault
+from xckpt.core.geometry.cover import cover_fault, unique
 from xckpt.core.geometry.shard_cuts import MOST_DEVICES, device_boxes, dimension_cuts, held_by
 from xckpt.core.metadata import Sharding
 from xckpt.jax.shardings import stored_sharding

@@ -17,8 +17,8 @@ import xckpt
 from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import MESHES, Case, cases, on_rank_distribute, on_rank_mesh
-from xckpt.core.geometry.box import Boxes, unique
-from xckpt.core.geometry.cover import cover_fault
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.cover import cover_fault, unique
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER

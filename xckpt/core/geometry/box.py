@@ -2,10 +2,8 @@
 
 A shard, a chunk, a piece and what a reader asks for are all boxes. `Box` is one of them. `Boxes`
 holds n boxes of one rank in columns, two (n, rank) int64 arrays; what works on many boxes is
-vectorised over them and touches no data:
-
-1. `unique`: replicas of one box, found once (a save).
-2. `Block`: the boxes of many leaves, or of many kinds of leaves, in columns (plans).
+vectorised over them and touches no data. `Block` has the boxes of many leaves, or of many kinds of
+leaves, in columns (plans).
 
 `xckpt.core.geometry.box_lookup` finds which boxes meet, and `xckpt.core.geometry.cover` proves that
 boxes cover a shape exactly once.
@@ -17,6 +15,7 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import index
 from typing import cast, overload
 
 import numpy as np
@@ -30,6 +29,12 @@ Shape = tuple[int, ...]
 class Box:
     """A hyper-rectangle of a tensor's elements; publicly `xckpt.ChunkStorageMetadata`.
 
+    Lists, a ``torch.Size`` and NumPy's integers become tuples of ints.
+
+    Raises:
+        TypeError: ``offsets`` or ``sizes`` are not integers.
+        ValueError: they have different lengths, or a size is negative.
+
     Example:
         >>> box = Box(offsets=(0, 8), sizes=(4, 8))
         >>> box, str(box)
@@ -40,6 +45,25 @@ class Box:
     """The first element in each dimension."""
     sizes: Shape
     """Elements in each dimension; 0 is allowed."""
+
+    def __post_init__(self) -> None:
+        # Boxes are very many, and nearly all are as they should be.
+        offsets, sizes = self.offsets, self.sizes
+        if type(offsets) is type(sizes) is tuple and len(offsets) == len(sizes):
+            for offset, size in zip(offsets, sizes):  # noqa: B905  # slower with strict
+                if type(offset) is not int or type(size) is not int or size < 0:
+                    break
+            else:
+                return
+        object.__setattr__(self, "offsets", _ints("offsets", offsets))
+        object.__setattr__(self, "sizes", _ints("sizes", sizes))
+        if len(self.offsets) != len(self.sizes):
+            raise ValueError(
+                f"a box needs as many offsets as sizes, got offsets {self.offsets} and sizes "
+                f"{self.sizes}"
+            )
+        if min(self.sizes, default=0) < 0:
+            raise ValueError(f"the sizes of a box must be 0 or more, got sizes {self.sizes}")
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
@@ -130,6 +154,16 @@ class Box:
     def __str__(self) -> str:
         parts = (f"[{o}, {o + s})" for o, s in zip(self.offsets, self.sizes, strict=True))
         return " x ".join(parts) or "the scalar"
+
+
+def _ints(argument: str, given: Iterable[int]) -> Shape:
+    """An argument of a box as a tuple of ints."""
+    try:
+        return tuple(index(number) for number in given)
+    except TypeError:
+        raise TypeError(
+            f"the {argument} of a box must be integers, one a dimension, got {given!r}"
+        ) from None
 
 
 Int64s = NDArray[np.int64]
@@ -255,36 +289,6 @@ def _whole(shape: tuple[int, ...]) -> Boxes:
     boxes = Boxes.of([((0,) * len(shape), shape)])
     boxes.offsets.flags.writeable = boxes.sizes.flags.writeable = False
     return boxes
-
-
-def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
-    """The distinct boxes in lexicographic order, and for each given box which one it is.
-
-    Example:
-        >>> distinct, inverse = unique(Boxes.of([((2,), (2,)), ((0,), (2,)), ((2,), (2,))]))
-        >>> distinct, inverse.tolist()
-        (Boxes([0, 2), [2, 4)), [1, 0, 1])
-    """
-    rows = np.concatenate([boxes.offsets, boxes.sizes], axis=1)
-    if len(rows) == 0 or rows.shape[1] == 0:
-        return boxes[: min(len(boxes), 1)], np.zeros(len(boxes), np.int64)
-    if _ascend(rows):
-        return boxes, np.arange(len(boxes))
-    order = np.lexsort(rows.T[::-1])
-    ordered = rows[order]
-    first = np.ones(len(rows), bool)
-    first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    inverse = np.empty(len(rows), np.int64)
-    inverse[order] = np.cumsum(first) - 1
-    return boxes.take(order[first]), inverse
-
-
-def _ascend(rows: Int64s) -> bool:
-    """Whether the rows ascend in lexicographic order, as those of ranks do."""
-    less = np.zeros(len(rows) - 1, bool)
-    for column in rows.T[::-1]:
-        less = (column[:-1] < column[1:]) | ((column[:-1] == column[1:]) & less)
-    return bool(less.all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

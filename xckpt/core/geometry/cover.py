@@ -9,6 +9,8 @@ A witness is a box of elements that no given box holds, or that two hold.
 3. Where there would be too many cells (boxes with unrelated boundaries in several dimensions) or
    too many corners, halve the tensor along the dimension with the most boundaries and check each
    half.
+
+`unique` finds replicas of one box once: they must not count twice.
 """
 
 from __future__ import annotations
@@ -167,3 +169,33 @@ def _cover_fault_by_halves(
             holders = tuple(int(meets[i]) for i in fault.holders)
             return CoverFault(fault.kind, fault.box, holders)
     return None
+
+
+def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
+    """The distinct boxes in lexicographic order, and for each given box which one it is.
+
+    Example:
+        >>> distinct, inverse = unique(Boxes.of([((2,), (2,)), ((0,), (2,)), ((2,), (2,))]))
+        >>> distinct, inverse.tolist()
+        (Boxes([0, 2), [2, 4)), [1, 0, 1])
+    """
+    rows = np.concatenate([boxes.offsets, boxes.sizes], axis=1)
+    if len(rows) == 0 or rows.shape[1] == 0:
+        return boxes[: min(len(boxes), 1)], np.zeros(len(boxes), np.int64)
+    if _ascend(rows):
+        return boxes, np.arange(len(boxes))
+    order = np.lexsort(rows.T[::-1])
+    ordered = rows[order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    inverse = np.empty(len(rows), np.int64)
+    inverse[order] = np.cumsum(first) - 1
+    return boxes.take(order[first]), inverse
+
+
+def _ascend(rows: Int64s) -> bool:
+    """Whether the rows ascend in lexicographic order, as those of ranks do."""
+    less = np.zeros(len(rows) - 1, bool)
+    for column in rows.T[::-1]:
+        less = (column[:-1] < column[1:]) | ((column[:-1] == column[1:]) & less)
+    return bool(less.all())

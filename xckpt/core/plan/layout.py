@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Boxes, unique
-from xckpt.core.geometry.cover import cover_fault
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.cover import cover_fault, unique
 from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
 from xckpt.core.geometry.kept_grid import still_fits
 from xckpt.core.metadata import (

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Boxes, unique
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.box_lookup import intersect
+from xckpt.core.geometry.cover import unique
 from xckpt.core.geometry.grid import ZarrArray, cells
 from xckpt.core.geometry.shard_cuts import device_boxes, held_by
 from xckpt.core.manifest.entries import Manifest, TensorEntry, arrays, leaf_arrays

@@ -17,7 +17,8 @@ from typing import Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Boxes, unique
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.cover import unique
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.geometry.spread import Processes, Spread, Whole
 from xckpt.core.metadata import Metadata
