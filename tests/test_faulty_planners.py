@@ -107,6 +107,12 @@ def as_half(item: WriteItem) -> WriteItem:
     return replace(item, tensor_data=data)
 
 
+def as_float31(item: WriteItem) -> WriteItem:
+    assert item.tensor_data is not None
+    data = replace(item.tensor_data, properties=TensorProperties("float31"))
+    return replace(item, tensor_data=data)
+
+
 def as_value(item: WriteItem) -> WriteItem:
     return WriteItem(MetadataIndex(item.index.fqn), WriteItemType.BYTE_IO, kind="str")
 
@@ -166,9 +172,9 @@ def refused(
         (change("w", boxed((8, 0), (4, 3))), "w: [8, 12) x [0, 3) on rank 0 lies outside the"),
         (change("w", boxed((0, 0), (3, 3))), "w: [3, 4) x [0, 3) is held by no rank"),
         (change("w", boxed((0, 0), (5, 3))), "w: [4, 5) x [0, 3) is held twice"),
-        (change("w", boxed((0, 0), (-4, -3))), "w: [0, 4) x [0, 3) is held by no rank"),
         (change("w", boxed((0,), (4,))), "w: a box of 1 dimensions in a tensor of shape (8, 3)"),
         (change("w", as_half), "w: dtype float"),
+        (change("w", as_float31), "w: dtype 'float31', which is no name of the format's"),
         (rename("w", "v"), "w: [0, 4) x [0, 3) is held by no rank"),
         (rename("own0", "mine"), "mine: this rank has to write it, but has no leaf of this"),
         (rename("name0", "mine"), "mine: this rank has to write it, but has no leaf of this"),

@@ -39,9 +39,9 @@ def deal(plans: Sequence[SavePlan]) -> list[list[WriteItem]]:
             holders.setdefault(item, []).append(rank)
     shares: list[list[WriteItem]] = [[] for _ in plans]
     loads = [(0, 0)] * len(plans)  # bytes, then items: values have no bytes, but are dealt too
-    for item in sorted(holders, key=lambda item: -(item.tensor_storage_size() or 0)):
+    for item in sorted(holders, key=lambda item: -item.box_bytes):
         rank = min(holders[item], key=loads.__getitem__)
         shares[rank].append(item)
         size, count = loads[rank]
-        loads[rank] = size + (item.tensor_storage_size() or 0), count + 1
+        loads[rank] = size + item.box_bytes, count + 1
     return shares

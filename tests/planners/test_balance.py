@@ -69,7 +69,7 @@ def test_every_item_is_written_exactly_once(case):
 def test_replicas_are_spread_evenly(ranks, sizes):
     everywhere = set(range(ranks))
     shares = deal(local_plans(states([(size, everywhere) for size in sizes], ranks)))
-    loads = [sum(item.tensor_storage_size() or 0 for item in share) for share in shares]
+    loads = [sum(item.box_bytes for item in share) for share in shares]
     assert sum(loads) == sum(sizes)
     assert max(loads) - min(loads) <= max(sizes, default=0)
     if not any(sizes):

@@ -60,7 +60,7 @@ class Noting(HalfPrecisionPlanner):
     planned = 0
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        self.planned = sum(item.tensor_storage_size() or 0 for item in new_plan.items)
+        self.planned = sum(item.box_bytes for item in new_plan.items)
         return super().finish_plan(new_plan)
 
 

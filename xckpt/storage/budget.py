@@ -315,7 +315,7 @@ class SizedItems:
         if isinstance(items, WriteItems):
             self.sizes = items.sizes()
         else:
-            self.sizes = np.array([item.tensor_storage_size() or 0 for item in items], np.int64)
+            self.sizes = np.array([item.box_bytes for item in items], np.int64)
 
     def __len__(self) -> int:
         return len(self.sizes)

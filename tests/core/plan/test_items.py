@@ -14,22 +14,19 @@ from xckpt.core.metadata import ChunkStorageMetadata, MetadataIndex, TensorPrope
 from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItems, WriteItemType
 
 
-def test_tensor_storage_size_counts_the_bytes_of_the_chunk():
-    """Not of the whole tensor, and 0 where the chunk is empty."""
+def test_an_item_knows_the_bytes_of_its_tensor_and_of_its_box():
     data = TensorWriteData(
         ChunkStorageMetadata((0, 4), (3, 4)), TensorProperties("bfloat16"), (3, 8)
     )
-    assert (
-        WriteItem(MetadataIndex("w", (0, 4)), WriteItemType.SHARD, data).tensor_storage_size() == 24
-    )
-    for sizes, count in (((0, 4), 0), ((3, 8), 48)):
-        whole = replace(data, chunk=ChunkStorageMetadata((0, 0), sizes))
-        item = WriteItem(MetadataIndex("w"), WriteItemType.TENSOR, whole)
-        assert item.tensor_storage_size() == count
+    for sizes, count in (((3, 4), 24), ((0, 4), 0), ((3, 8), 48)):
+        part = replace(data, chunk=ChunkStorageMetadata((0, 0), sizes))
+        item = WriteItem(MetadataIndex("w"), WriteItemType.SHARD, part)
+        assert (item.tensor_storage_size(), item.box_bytes) == (48, count)
     scalar = TensorWriteData(ChunkStorageMetadata((), ()), TensorProperties("float64"), ())
     item = WriteItem(MetadataIndex("x", ()), WriteItemType.TENSOR, scalar)
-    assert item.tensor_storage_size() == 8
-    assert WriteItem(MetadataIndex("s"), WriteItemType.BYTE_IO).tensor_storage_size() is None
+    assert (item.tensor_storage_size(), item.box_bytes) == (8, 8)
+    value = WriteItem(MetadataIndex("s"), WriteItemType.BYTE_IO)
+    assert (value.tensor_storage_size(), value.box_bytes) == (None, 0)
 
 
 def rank_of(item: WriteItem) -> int:
@@ -90,7 +87,7 @@ def test_an_item_by_its_number_sorts_the_columns_once(monkeypatch):
 def test_sizes_and_chosen_items_are_those_of_the_items(items):
     columns = WriteItems.of(items)
     listed = [columns[number] for number in range(len(columns))]
-    sizes = [item.tensor_storage_size() or 0 for item in listed]
+    sizes = [item.box_bytes for item in listed]
     if max(sizes, default=0) < 1 << 63:  # as of whatever has memory
         assert columns.sizes().tolist() == sizes
     numbers = np.arange(len(listed))[::-2]

@@ -167,7 +167,7 @@ def test_replicas_of_many_leaves_are_spread_over_their_holders():
     """What data-parallel training holds: everything on every rank, in leaves of one chunk."""
     state = {f"w{n}": np.zeros((64 + n, 8), np.float32) for n in range(20)}
     _, shares, _ = plan_all([state] * 4)
-    loads = [sum(item.tensor_storage_size() or 0 for item in share.items) for share in shares]
+    loads = [sum(item.box_bytes for item in share.items) for share in shares]
     assert max(loads) <= sum(loads) / 4 + 83 * 8 * 4
 
 

@@ -1,15 +1,13 @@
 """Items and plans: what ranks agree on before bytes move.
 
 To its user a plan is a sequence of items, one a box, as in torch's protocol. Inside, the items of a
-save are columns, small on the wire and quick to merge: a `LeafTable` describes each leaf once, and
-a `Block` for each number of dimensions holds leaf number, offsets and sizes of the items as arrays.
-`WriteItems` is both behind the item sequence that planners see:
+save are columns, small on the wire (`xckpt.engine.ranks.wire`) and quick to merge: a `LeafTable`
+describes each leaf once, and a `Block` for each number of dimensions holds leaf number, offsets and
+sizes of the items as arrays. `WriteItems` is both behind the item sequence that planners see:
 
 1. A plan that a planner made or changed item by item becomes columns (`WriteItems.of`).
 2. Layers repeat, so columns may be of kinds: leaves of which a rank holds the same boxes.
 3. An item is made when it is asked for, in the order of the leaves.
-
-`xckpt.engine.ranks.wire` carries plans between ranks.
 """
 
 from __future__ import annotations
@@ -17,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import prod
 from typing import Final, cast, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import item_size
+from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Block, Box, Boxes, Shape
 from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
 from xckpt.core.problem import Problem
@@ -75,18 +74,22 @@ class WriteItem:
     """The Python type's name of a BYTE_IO item."""
 
     def tensor_storage_size(self) -> int | None:
-        """Bytes that the item's box takes in storage; None for a value.
+        """Bytes of the whole tensor that the item is a box of; None for a value.
 
         Example:
-            >>> box = Box((0, 0), (2, 8))
-            >>> data = TensorWriteData(box, TensorProperties("float32"), (4, 8))
+            >>> data = TensorWriteData(Box((0, 0), (2, 8)), TensorProperties("float32"), (4, 8))
             >>> item = WriteItem(MetadataIndex("w", (0, 0)), WriteItemType.SHARD, data)
-            >>> item.tensor_storage_size()
-            64
+            >>> item.tensor_storage_size(), item.box_bytes
+            (128, 64)
         """
-        if self.tensor_data is None:
-            return None
-        return self.tensor_data.chunk.elements * item_size(self.tensor_data.properties.dtype)
+        data = self.tensor_data
+        return None if data is None else prod(data.size) * item_size(data.properties.dtype)
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of the item's box; 0 for a value."""
+        data = self.tensor_data
+        return 0 if data is None else data.chunk.elements * item_size(data.properties.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class WriteItems(Sequence[WriteItem]):
                 firsts.append(item)
             problem = _item_problem(item, firsts[number])
             if problem:
-                problems[item.index.fqn] = f"{item.index.fqn}: {problem}"
+                problems.setdefault(item.index.fqn, f"{item.index.fqn}: {problem}")
                 continue
             box = item.tensor_data.chunk if item.tensor_data else Box((), ())
             leaf, pairs = columns.setdefault(len(box.offsets), ([], []))
@@ -334,6 +337,8 @@ def _item_problem(item: WriteItem, first: WriteItem) -> str:
         if data is not other:
             return "one item is of a tensor, another of a Python value"
         return "" if item.kind == first.kind else f"kind {first.kind} and kind {item.kind}"
+    if (dtype := data.properties.dtype) not in DTYPES:
+        return f"dtype {dtype!r}, which is no name of the format's, such as 'float16'"
     if not len(data.chunk.offsets) == len(data.chunk.sizes) == len(data.size):
         return f"a box of {len(data.chunk.sizes)} dimensions in a tensor of shape {data.size}"
     if data.properties != other.properties:

@@ -324,5 +324,5 @@ def _write(
     bridge = SaveBridge(planner, sources)
     with bridge.raising():
         written = save.writer.write_data(SavePlan(items, writes), bridge)
-    size = sum(item.tensor_storage_size() or 0 for item in items)
+    size = sum(item.box_bytes for item in items)
     return WriteResult(MetadataIndex("xckpt"), size, written)
