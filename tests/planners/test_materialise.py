@@ -13,7 +13,7 @@ from examples.planners.materialise import MaterialisingPlanner
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut
 from xckpt.metadata import TensorStorageMetadata
-from xckpt.planner import ReadItem
+from xckpt.planner import DefaultLoadPlanner, ReadItem
 from xckpt.storage import ZarrStorageReader
 
 
@@ -116,6 +116,56 @@ def test_the_default_planner_cannot_fill_a_meta_model_in_place(saved):
     state = build("meta").state_dict()
     with pytest.raises(xckpt.UnsupportedLeafError, match="meta device has no memory to load into"):
         xckpt.load_state_dict(state, ZarrStorageReader(saved))
+
+
+class Materialising(DefaultLoadPlanner):
+    """As torch's documentation has it: a tensor on the CPU for each on the meta device."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> object:
+        tensor: Any = super().resolve_tensor(read_item)
+        return torch.empty_like(tensor, device="cpu")
+
+    def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+        self.state_dict[read_item.dest_index.fqn] = tensor
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_hook_puts_its_own_tensors_into_the_state_dict(nested):
+    """The load refused meta tensors before a hook of the planner was called."""
+    path, mine, weights = fresh_path(), build("meta").state_dict(), build("cpu").state_dict()
+    state = {"model": mine, "step": 0} if nested else mine
+    xckpt.save(path, {"model": weights, "step": 3} if nested else weights)
+    planner = Materialising()
+    xckpt.load_state_dict(state, ZarrStorageReader(path), planner=planner)
+    assert all(torch.equal(mine[name], weight) for name, weight in weights.items())
+    assert planner.is_coordinator and (not nested or state["step"] == planner.state_dict["step"])
+    loaded = xckpt.load(path, {**state}, planner=Materialising())
+    inner = loaded["model"] if nested else loaded
+    assert all(torch.equal(inner[name], weight) for name, weight in weights.items())
+
+
+def test_a_hook_that_lets_the_default_commit_fills_new_tensors(saved):
+    class Logging(DefaultLoadPlanner):
+        def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+            super().commit_tensor(read_item, tensor)
+
+    state = build("meta").state_dict()
+    xckpt.load_into(saved, state, planner=Logging())
+    assert all(torch.equal(state[name], leaf) for name, leaf in build("cpu").state_dict().items())
+
+
+def test_what_a_hook_puts_into_the_state_dict_has_the_shape(saved):
+    """A tensor that came in four reads is not one of them."""
+    state = build("meta").state_dict()
+    match = r"0\.weight: a hook of the planner put one of shape \(\d+, 3\) .* of shape \(101, 3\)"
+    with pytest.raises(xckpt.PlanError, match=match):
+        xckpt.load_into(saved, state, planner=Materialising())
+
+
+def test_a_module_on_the_meta_device_is_refused_whatever_hooks_there_are(saved):
+    """Its load_state_dict would drop what was loaded."""
+    with pytest.raises(xckpt.UnsupportedLeafError, match="meta device has no memory to load into"):
+        xckpt.load_into(saved, build("meta"), planner=Materialising())
 
 
 def test_a_model_of_another_dtype_is_cast(saved):

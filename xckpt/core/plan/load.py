@@ -1,8 +1,7 @@
 """Planning a load: the protocol, the default planner, and the pure functions beneath.
 
 1. ``set_up_planner``: flatten the target tree and find a `TargetLeaf` for each leaf.
-2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
-   with the arrays stored.
+2. ``create_local_plan``: `compare` target and checkpoint, and find the reads (`reads_of`).
 3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error, or as the
    caller's rules say (`xckpt.core.plan.report`).
 4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
@@ -31,7 +30,7 @@ from xckpt.core.plan.load_checks import (
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
-from xckpt.core.plan.wanted import WantedLeaf, reads_of
+from xckpt.core.plan.wanted import WantedLeaf, loaded_leaves, reads_of
 from xckpt.core.targets.assign import assign
 from xckpt.core.targets.find import find_targets, with_names_of
 from xckpt.core.targets.numbers import fill
@@ -135,6 +134,9 @@ class LoadPlanner(abc.ABC):
 class DefaultLoadPlanner(LoadPlanner):
     """Loads a checkpoint into targets like the ones given.
 
+    Its ``state_dict`` has the target of each leaf, by name: a leaf that a hook of a subclass puts
+    there takes the target's place. So a subclass with tensor hooks may load into meta tensors.
+
     Args:
         strict: refuse missing and unexpected leaves; otherwise load what is shared.
         missing: what to do about leaves that the checkpoint lacks, whatever ``strict`` says.
@@ -168,6 +170,8 @@ class DefaultLoadPlanner(LoadPlanner):
         self.in_place = self.always_in_place = in_place
         self._new_leaves, self._picks, self._deserialise = new_leaves, picks, deserialise
         self.metadata = Metadata({})
+        self.state_dict: dict[str, object] = {}
+        self.is_coordinator = False
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
         self._likes: Mapping[str, object] = {}
@@ -176,7 +180,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self._untouched: Mapping[str, object] = {}
         self._stored_names: Mapping[str, str] = {}
         """Leaf name -> its name in the checkpoint, where that is another one."""
-        self._values: dict[str, object] = {}
+        self._leaves = self.state_dict
         self._beside = tuple(beside)
         self._left: tuple[str, ...] = ()
         """Stored leaves that no rank wants."""
@@ -201,23 +205,27 @@ class DefaultLoadPlanner(LoadPlanner):
         self._state = state_dict
         self._objects = LoadedObjects(flat, self.metadata, self.adapters)
         self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
+        self._leaves = self.state_dict = dict(self._likes)
+        self.is_coordinator = is_coordinator
+        hooks = "resolve_tensor", "commit_tensor"
+        self._fills_alone = all(map(self._is_default, hooks))
         likes, picks, deserialises = self._likes, self._picks, self._deserialise is not None
         if picks is not None:
             likes = {name: like for name, like in likes.items() if picks(name)}
         about = self.metadata, flat.containers, self.adapters
         found = find_targets(likes, *about, in_place=self._fills, deserialises=deserialises)
         self._wanted, self._untouched = found.wanted, found.untouched
-        self._values = {}
-        hooks = "resolve_tensor", "commit_tensor"
-        self._fills_alone = all(map(self._is_default, hooks))
 
     def _is_default(self, hook: str) -> bool:
         """Whether a hook is that of `DefaultLoadPlanner`."""
         return getattr(getattr(self, hook), "__func__", None) is getattr(DefaultLoadPlanner, hook)
 
     def _fills(self, name: str) -> bool:
-        """Whether a leaf is filled itself."""
-        return self.in_place and name not in self._objects.fresh
+        """Whether a leaf is filled itself; not a meta tensor to which hooks may give memory."""
+        objects = self._objects
+        given = not self._fills_alone and not objects.flat.objects
+        is_meta = given and getattr(self._likes[name], "is_meta", False)  # torch's name for it
+        return self.in_place and name not in objects.fresh and not is_meta
 
     @property
     def targets(self) -> Mapping[str, TargetLeaf | None]:
@@ -286,7 +294,7 @@ class DefaultLoadPlanner(LoadPlanner):
         decoded = decode_content(name, stored.kind, value.getvalue(), self._deserialise)
         wanted = self._wanted[name]
         if wanted is None:
-            self._values[name] = decoded
+            self._leaves[name] = decoded
         else:
             assert isinstance(decoded, int | float | complex)
             fill(wanted.target, decoded, name, self.adapters, cast=self.cast)
@@ -330,15 +338,8 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def result(self) -> object:
         """The loaded tree; objects are filled in place, or else their state is in their place."""
-        loaded: dict[str, object] = {}
-        for name, like in self._likes.items():
-            wanted = self._wanted.get(name)
-            if name not in self.metadata.state_dict_metadata:
-                loaded[name] = like
-            elif wanted is None:
-                loaded[name] = self._values.get(name, like)
-            else:
-                loaded[name] = (wanted.target if self._fills_alone else wanted).result()
+        found = self._wanted, self.metadata
+        loaded = loaded_leaves(self._likes, self._leaves, *found, counted=not self._fills_alone)
         if self._state is None:
             return unflatten(loaded, self.metadata.containers)
         if self.in_place:

@@ -172,6 +172,21 @@ class WantedLeaf(msgspec.Struct, gc=False):
             raise PlanError(f"{self.name}: read, but commit_tensor was not called for all of it")
         return self.target.result()
 
+    def replaced(self, by: object) -> object:
+        """What a planner's hook has put in the place of the leaf.
+
+        Raises:
+            PlanError: it has another shape.
+        """
+        shape = getattr(by, "shape", None)
+        if shape is not None and tuple(shape) == self.target.shape:
+            return by
+        what = f"a {type(by).__name__}" if shape is None else f"one of shape {tuple(shape)}"
+        raise PlanError(
+            f"{self.name}: a hook of the planner put {what} into state_dict in place of a tensor "
+            f"of shape {self.target.shape}; put one of that shape there"
+        )
+
     def land(self, item: ReadItem, lock: threading.Lock) -> None:
         """Count the elements that an item has brought; publish a box with the last of its own.
 
@@ -218,6 +233,38 @@ def reads_of(
             assert leaf is not None
             items.add(name, leaf.reads(stored))
     return items
+
+
+def loaded_leaves(
+    likes: Mapping[str, object],
+    leaves: Mapping[str, object],
+    wanted: Mapping[str, WantedLeaf | None],
+    metadata: Metadata,
+    *,
+    counted: bool,
+) -> dict[str, object]:
+    """Each leaf of a target tree, by name, once all is read.
+
+    Args:
+        likes: the leaves as they were given.
+        leaves: the same, but values that were read, and what a planner's hooks have put there.
+        wanted: what is wanted of a leaf; None for a value.
+        metadata: the checkpoint's.
+        counted: whether elements were counted as they came.
+
+    Raises:
+        PlanError: something is missing of a leaf, or a hook has put there what does not fit.
+    """
+    loaded: dict[str, object] = {}
+    for name, like in likes.items():
+        leaf, found = leaves.get(name, like), wanted.get(name)
+        if found is None or name not in metadata.state_dict_metadata:
+            loaded[name] = leaf
+        elif leaf is not like:
+            loaded[name] = found.replaced(leaf)
+        else:
+            loaded[name] = (found if counted else found.target).result()
+    return loaded
 
 
 def _box_of(item: ReadItem) -> int:
