@@ -210,7 +210,8 @@ class RankFailure:
             >>> failure.kind, failure.message, failure.cause
             ('BlockingIOError', 'busy', 'OSError')
         """
-        message = "\n".join(map(printable_lines, [str(error), *getattr(error, "__notes__", ())]))
+        said = map(printable_lines, [str(error), *getattr(error, "__notes__", ())])
+        message = "\n  ".join(said)  # indented, as all further lines of a message
         classes = _classes()
         cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
         follows = isinstance(error, XckptError) and error.is_consequence

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter
-from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.dtypes import dtype_name
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.strides import is_one_to_one
 from xckpt.core.leaf import Copyable, Extent, HostSource, TargetPlace
@@ -28,6 +28,8 @@ class ArrayTarget:
 
     shape: tuple[int, ...]
     dtype: str
+    kind: np.dtype[np.generic]
+    """The array's own dtype, whose byte order may be another."""
     array: NDArray[np.generic] | None = None
     annotation: str = ""
     in_place: bool = False
@@ -48,7 +50,7 @@ class ArrayTarget:
     def buffer(self, index: int) -> NDArray[np.generic]:
         """The whole array, allocated at the first call."""
         if self.array is None:
-            self.array = np.empty(self.shape, numpy_dtype(self.dtype))
+            self.array = np.empty(self.shape, self.kind)
         return self.array
 
     def commit(self, index: int) -> None:
@@ -105,7 +107,7 @@ class NumpyAdapter(Adapter[Leaf]):
         """
         dtype = _format_dtype(like, name)
         if not in_place:
-            return ArrayTarget(like.shape, dtype)
+            return ArrayTarget(like.shape, dtype, like.dtype)
         if not isinstance(like, np.ndarray) or not like.flags.writeable:
             raise UnsupportedLeafError(
                 f"{name}: a {type(like).__name__} that cannot be written; load_into needs a "
@@ -116,7 +118,7 @@ class NumpyAdapter(Adapter[Leaf]):
                 f"{name}: several elements of this array of shape {like.shape} and strides "
                 f"{like.strides} are one in memory; load into a copy() of it"
             )
-        return ArrayTarget(like.shape, dtype, like, in_place=True)
+        return ArrayTarget(like.shape, dtype, like.dtype, like, in_place=True)
 
     def like(self, stored: TensorStorageMetadata, name: str, place: TargetPlace) -> Leaf:
         """An array of the stored shape and dtype, all of whose elements are one.
@@ -138,7 +140,7 @@ _ADVICE: Final = {
     "O": "save a list, by .tolist(), or an array of numbers, by .astype()",
     "M": "save its numbers, by .view(np.int64), and the unit as a str",
     "m": "save its numbers, by .view(np.int64), and the unit as a str",
-    "V": "save each field as an array of its own",
+    "V": "bring its bytes to uint8, by .view(np.uint8)",
 }
 """Kind of a NumPy dtype that has no format -> what to do instead."""
 
@@ -149,5 +151,7 @@ def _format_dtype(leaf: Leaf, name: str) -> str:
     dtype = dtype_name(leaf.dtype)
     if dtype is None:
         advice = _ADVICE.get(leaf.dtype.kind, "convert it to a number type first")
+        if leaf.dtype.names is not None:
+            advice = "save each field as an array of its own"
         raise UnsupportedLeafError(f"{name}: NumPy dtype {leaf.dtype} cannot be stored; {advice}")
     return dtype

@@ -192,9 +192,13 @@ def test_equal_failures_are_listed_once():
 
 
 def test_a_note_travels_with_its_failure():
+    """Through two steps, in a line of its own: it stood as an escaped break in the first line."""
     error = StorageError("full")
     error.add_note("This is the failure of another save.")
-    assert RankFailure.of(0, error).message == "full\nThis is the failure of another save."
+    first = RanksFailedError.of("write", [RankFailure.of(0, error)]).one_cause()
+    second = RanksFailedError.of("compare", [RankFailure.of(rank, first) for rank in (0, 1)])
+    lines = [line.strip() for line in str(second).splitlines()]
+    assert lines[2:] == ["- rank 0: StorageError: full", "This is the failure of another save."]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
