@@ -238,10 +238,10 @@ def _check_alike(ranks: Group, root: RunRoot) -> None:
     """
     if ranks.size > 1:
         # A run of one process does not need it.
-        from xckpt.engine.ranks.compare import compare_ranks
+        from xckpt.engine.ranks.compare import CALL, compare_ranks
 
         with operation(ranks):
-            compare_ranks(ranks, {"root": repr(root.location)})
+            compare_ranks(ranks, {CALL: "CheckpointManager", "root": repr(root.location)})
 
 
 def _rate(rate: float | None) -> float | None:

@@ -174,10 +174,10 @@ class _Load:
         given = self.reader
         if group.size > 1:
             # A load by one process has no need of it.
-            from xckpt.engine.ranks.compare import arguments_of, compare_ranks
+            from xckpt.engine.ranks.compare import CALL, arguments_of, compare_ranks
 
             host = getattr(getattr(given, "options", None), "host", None)
-            about = arguments_of(given) | dict(self.arguments)
+            about = {CALL: "load"} | arguments_of(given) | dict(self.arguments)
             host_ranks = compare_ranks(group, about, host=host)
             if isinstance(given, SharesHost):
                 given.host_ranks = host_ranks

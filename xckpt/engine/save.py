@@ -141,11 +141,11 @@ class _Save:
 
     def _compare(self, group: Group) -> None:
         # A save by one process has no need of it.
-        from xckpt.engine.ranks.compare import arguments_of, compare_ranks
+        from xckpt.engine.ranks.compare import CALL, arguments_of, compare_ranks
 
         options = getattr(self.writer, "options", None)
         compares = not isinstance(options, SaveOptions) or options.compare_replicas is not False
-        arguments = arguments_of(self.writer)
+        arguments = {CALL: "save"} | arguments_of(self.writer)
         adapters = loaded_adapters(self.rank)
         host_ranks = compare_ranks(
             group, arguments, lambda: self._set_up().replicas() if compares else (), adapters

@@ -112,6 +112,27 @@ def test_arguments_that_differ_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+CALLS: list[Callable[[Path, ThreadGroup], object]] = [
+    lambda path, group: xckpt.save(path, {"n": 1}, group=group, overwrite=True),
+    lambda path, group: xckpt.load(path, group=group),
+    lambda path, group: xckpt.CheckpointManager(path, group=group),
+]
+
+
+@pytest.mark.parametrize("first, second", [(0, 1), (1, 0), (0, 2), (2, 1)])
+def test_ranks_that_make_different_calls_learn_it_at_once(
+    tmp_path: Path, first: int, second: int
+) -> None:
+    """They waited for each other until the timeout."""
+    words = ["save", "load", "CheckpointManager"]
+    chosen = [first, second]
+    for outcome in run_ranks(2, lambda group: CALLS[chosen[group.rank]](tmp_path / "a", group)):
+        assert isinstance(outcome.error, xckpt.PlanError)
+        text = f"the call is {words[first]} on rank 0, but {words[second]} on rank 1"
+        assert text in str(outcome.error)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved")

@@ -50,6 +50,9 @@ Leaves = Iterable[tuple[str, str, object]]
 
 Hashes = NDArray[np.uint64]
 
+CALL: Final = "call"
+"""What the ranks call: compared like an argument, for another call begins with the same step."""
+
 ALIKE: Final = ("chunk_bytes", "shard_bytes", "readers", "compare_replicas", "share_reads")
 """Options that must be equal on all ranks."""
 
@@ -93,7 +96,7 @@ def compare_ranks(
 
     Args:
         group: the ranks that save or load.
-        arguments: name -> value in words, of the call.
+        arguments: name -> value in words, of the call, and `CALL`.
         replicas: the leaves that must be equal on the ranks that have them; may raise.
         adapters: know the frameworks of the leaves.
         host: the name of this rank's host; None finds it.
@@ -275,7 +278,8 @@ def _differences(
 
 def _argument(name: str, ranks: Mapping[object, list[int]]) -> Problem:
     each = [f"{value} on {ranks_in_words(those)}" for value, those in ranks.items()]
-    return Problem(kind="argument", text=f"the argument {name} is {', but '.join(_few(each))}")
+    what = "call" if name == CALL else f"argument {name}"
+    return Problem(kind="argument", text=f"the {what} is {', but '.join(_few(each))}")
 
 
 def _leaf(name: str, ranks: Mapping[object, list[int]]) -> Problem:

@@ -171,5 +171,5 @@ def silence(seconds: float) -> str:
     return (
         f"sent nothing for {seconds:g} s; is it alive, and did it call the same save or load? "
         f"Usual causes: `if rank == 0:` around the call, no_dist=True on one rank, "
-        f"save_async on one and save on another"
+        f"save_async on one and save on another, another coordinator_rank on one"
     )
