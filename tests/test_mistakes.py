@@ -23,6 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 import xckpt
 from tests.support.steps import steps
+from tests.support.time_limit import ALLOWANCE
 from xckpt.errors import Problem, RankFailure, RanksFailedError
 
 untyped: Any = xckpt
@@ -198,7 +199,7 @@ def test_ten_thousand_leaves_that_differ_are_found_soon() -> None:
     load = differing(10_000)
     started = time.process_time()
     load()
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 3 * ALLOWANCE
 
 
 def test_a_wrong_key_never_loads_nothing_in_silence(saved: Path) -> None:

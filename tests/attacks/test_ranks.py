@@ -24,12 +24,13 @@ import torch.distributed as dist
 import xckpt
 from tests.support.jax_jobs import run
 from tests.support.ranks import Ranks
+from tests.support.time_limit import ALLOWANCE
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 TIMEOUT = 4.0
 """Seconds that a rank waits for another."""
-SLACK = 2.0
+SLACK = 2.0 * ALLOWANCE
 LATE = 12.0
 """Seconds after which a stopped rank goes on."""
 VICTIM = 1

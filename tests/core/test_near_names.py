@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.support.steps import steps
+from tests.support.time_limit import ALLOWANCE
 from xckpt.core.near_names import near_names, no_such_name
 
 LAYERS = [f"model/layers.{n}.weight" for n in range(20_000)]
@@ -33,7 +34,7 @@ def test_of_many_names_those_of_another_length_are_not_compared() -> None:
 def test_many_names_are_quick() -> None:
     started = time.process_time()
     assert "model/layers.19999.weight" in near_names("modl/layers.19999.weight", LAYERS)
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 3 * ALLOWANCE
 
 
 def test_what_is_said_where_nothing_is_near() -> None:

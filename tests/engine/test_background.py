@@ -388,14 +388,16 @@ def test_a_failure_that_was_seen_is_not_logged_again(tmp_path: Path) -> None:
 
 def test_a_forked_child_does_not_wait_for_its_parents_save(tmp_path: Path) -> None:
     ending = """
-import multiprocessing, os
+import multiprocessing
 child = multiprocessing.get_context("fork").Process(target=int)
 child.start()
-child.join(10)
+child.join(20)
 assert child.exitcode == 0, child.exitcode
 assert not saving.done()
+goes_on.set()
 """
-    slow = SLOW.replace("sleep(0.5)", "sleep(2)")
+    slow = "import threading; goes_on = threading.Event()" + SLOW
+    slow = slow.replace("time.sleep(0.5)", "goes_on.wait()")
     ended = end_of(slow + ending, tmp_path / "a")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert xckpt.load(tmp_path / "a")["w7"][0] == 7

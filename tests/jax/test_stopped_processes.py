@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,21 +13,20 @@ import pytest
 
 import xckpt
 from tests.support.jax_jobs import run
+from tests.support.signs import continue_after, seconds_since, stop_here
 from tests.support.slow_disk import slow_disk
 from tests.support.time_limit import ALLOWANCE
 from xckpt.errors import XckptError
 from xckpt.jax.group import JaxGroup
 
 TIMEOUT = 2.0
-BAR = TIMEOUT + 2
+BAR = TIMEOUT + 2 * ALLOWANCE
 
 
-def stopped(
-    what: str, victim: int, folder: str, timeout: float = TIMEOUT, *wake: int
-) -> list[object]:
+def stopped(what: str, victim: int, folder: str, timeout: float = TIMEOUT) -> list[object]:
     """One process stops itself in the middle of a save or load; what the others get, and when.
 
-    The ranks in ``wake`` let it go on once they have their answer; without any, the test does.
+    The others let it go on once all of them have their answer.
     """
     path, group = Path(folder), JaxGroup(timeout=60)
     state = {"w": np.arange(1 << 16, dtype=np.float32)}
@@ -38,8 +35,7 @@ def stopped(
 
     def progress(*_: object) -> None:
         if group.rank == victim and not note.exists():
-            note.write_text(f"{time.monotonic()} {os.getpid()}")
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop_here(note)
 
     text, ranks = "", []
     try:
@@ -51,42 +47,23 @@ def stopped(
             xckpt.load_into(path / "old", state, group=group, timeout=timeout, options=reading)
     except XckptError as error:
         text, ranks = str(error), [failure.rank for failure in error.failures]
-    seconds = time.monotonic() - float(note.read_text().split()[0])
-    if group.rank in wake:
-        os.kill(int(note.read_text().split()[1]), signal.SIGCONT)
-    elif not wake:
-        time.sleep(max(0.0, BAR + 2 - seconds))  # all live until the stopped one goes on
+    seconds = seconds_since(note)
+    if group.rank != victim:
+        continue_after(note, group.rank, set(range(group.size)) - {victim})
     return [text, ranks, seconds]
 
 
 def test_a_stopped_process_is_named_in_a_moment(tmp_path: Path) -> None:
-    (text, ranks, seconds), _ = cast(list[Any], run(stopped, 2, "save", 1, str(tmp_path), 0.5, 0))
+    (text, ranks, seconds), _ = cast(list[Any], run(stopped, 2, "save", 1, str(tmp_path), 0.5))
     assert ranks == [1], text
     assert seconds < 0.5 + 2 * ALLOWANCE
-
-
-def continued(note: Path) -> threading.Thread:
-    """Have the process that has stopped go on once the others must have ended."""
-
-    def wake() -> None:
-        while not note.exists() or len(note.read_text().split()) < 2:
-            time.sleep(0.02)
-        time.sleep(BAR + 0.5)
-        os.kill(int(note.read_text().split()[1]), signal.SIGCONT)
-
-    # Where nothing is stopped it waits for ever.
-    waker = threading.Thread(target=wake, daemon=True)
-    waker.start()
-    return waker
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("what", ["save", "load"])
 def test_a_stopped_process_is_named_in_time(tmp_path: Path, what: str, victim: int) -> None:
-    waker = continued(tmp_path / "stopped")
     answers = run(stopped, 3, what, victim, str(tmp_path))
-    waker.join()
     for rank, answer in enumerate(answers):
         assert isinstance(answer, list)
         text, ranks, seconds = answer
@@ -145,8 +122,9 @@ def stopped_beside_a_slow_one(slow: int, folder: str) -> list[object]:
             )
         except XckptError as error:
             text, ranks = str(error), [failure.rank for failure in error.failures]
-    seconds = time.monotonic() - float(note.read_text().split()[0])
-    time.sleep(max(0.0, BAR + 2 - seconds))  # all live until the stopped one goes on
+    seconds = seconds_since(note)
+    if group.rank != 2:
+        continue_after(note, group.rank, {0, 1})
     return [text, ranks, seconds]
 
 
@@ -158,16 +136,13 @@ class StoppingPlanner(xckpt.planner.DefaultSavePlanner):
         self._note = note
 
     def finish_plan(self, new_plan: Any) -> Any:
-        self._note.write_text(f"{time.monotonic()} {os.getpid()}")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_here(self._note)
         return super().finish_plan(new_plan)
 
 
 @pytest.mark.thorough
 def test_a_coordinator_at_work_names_a_stopped_process(tmp_path: Path) -> None:
-    waker = continued(tmp_path / "stopped")
     answers = cast(list[Any], run(stopped_beside_a_slow_one, 3, 0, str(tmp_path)))
-    waker.join()
     for text, ranks, seconds in answers[:2]:
         assert ranks == [2], text
         assert seconds < BAR, seconds

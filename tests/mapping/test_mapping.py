@@ -12,7 +12,7 @@ import pytest
 
 from tests.mapping.mappings import Arrays, made_by, same_bits, specs_of
 from tests.support.steps import steps
-from tests.support.time_limit import untraced
+from tests.support.time_limit import ALLOWANCE, untraced
 from xckpt.convert import Mapping
 from xckpt.errors import MappingError
 from xckpt.mapping.operations import (
@@ -586,7 +586,7 @@ def test_ten_thousand_leaves_and_a_thousand_rules_are_quick() -> None:
     mapping, source = many_leaves(250)
     started = time.process_time()
     assert resolved_and_checked(mapping, source) == 10_000
-    assert time.process_time() - started < 8
+    assert time.process_time() - started < 8 * ALLOWANCE
 
 
 def test_a_constant_is_made_without_a_list_of_what_is_wanted_unless_it_cannot_be() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.steps import steps
+from tests.support.time_limit import ALLOWANCE
 from xckpt.errors import MappingError
 from xckpt.mapping.pattern import Pattern
 from xckpt.mapping.spans import MOST_DIGITS, Piece, spans
@@ -19,7 +20,7 @@ PIECES = st.lists(
     | st.tuples(st.just("literal"), st.text("a01./", min_size=1, max_size=2)),
     max_size=5,
 )
-SECONDS = 1.0
+SECONDS = 1.0 * ALLOWANCE
 
 
 def expression(pieces: list[Piece], lazy: str) -> str:

@@ -15,11 +15,14 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import xckpt
 from tests.support.ranks import Ranks, die
+from tests.support.signs import await_sign
 from tests.support.time_limit import ALLOWANCE
 from xckpt.engine.adapters import find_group
 from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.links import Links
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
+from xckpt.torch import meeting
 from xckpt.torch.group import TorchGroup, current_group
 
 
@@ -191,7 +194,43 @@ def test_a_killed_rank_is_noticed_at_once(victim: int, when: str) -> None:
         assert text.startswith("lost contact with 1 rank")
         assert f"rank {victim}: " in text
         assert "killed" in text
-        assert seconds < 10
+        assert seconds < 10 * ALLOWANCE
+
+
+def on_rank_comes_as_another_is_lost(rank: int, folder: Path) -> tuple[str, list[int]]:
+    """Rank 2 dies; rank 1 connects when the coordinator has just found that."""
+    if rank == 2:
+        die()
+    of, reach = meeting._Deaths.of, meeting.reach
+
+    def found(self: meeting._Deaths, rank: int) -> str:
+        death = of(self, rank)
+        if death:
+            (folder / "found").touch()
+            await_sign(folder / "connected")
+        return death
+
+    def connect(*args: Any) -> Links:
+        await_sign(folder / "found")
+        links = reach(*args)
+        (folder / "connected").touch()
+        return links
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting._Deaths, "of", found)
+        patch.setattr(meeting, "reach", connect)
+        with pytest.raises(RanksFailedError) as caught:
+            all_reduce(TorchGroup(), "plan", lambda: b"", lambda _: b"")
+    return str(caught.value), [failure.rank for failure in caught.value.failures]
+
+
+def test_a_rank_that_connects_as_another_is_lost_names_that_one(tmp_path: Path) -> None:
+    with Ranks(3) as ranks:
+        *answers, dead = ranks.attempt(on_rank_comes_as_another_is_lost, tmp_path)
+    assert dead == (False, "ended with code -9")
+    for ok, answer in answers:
+        assert ok, answer
+        assert answer[1] == [2] and "killed" in answer[0], answer
 
 
 def on_rank_is_silent(rank: int) -> tuple[str, float]:
@@ -200,7 +239,7 @@ def on_rank_is_silent(rank: int) -> tuple[str, float]:
     assert isinstance(impatient, dist.ProcessGroup)
     started = time.monotonic()
     if rank == 1:
-        time.sleep(2.5)
+        dist.barrier()
         return "", 0
     text, seconds = "no error", 0.0
     try:
@@ -210,7 +249,7 @@ def on_rank_is_silent(rank: int) -> tuple[str, float]:
     except RanksFailedError as error:
         text, seconds = str(error), time.monotonic() - started
     # The group lives until the others have given up too: a closed connection is another error.
-    time.sleep(max(0.0, 2.5 - seconds))
+    dist.barrier()
     return text, seconds
 
 

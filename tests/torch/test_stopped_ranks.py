@@ -22,13 +22,16 @@ import torch.distributed as dist
 
 import xckpt
 from tests.support.ranks import Ranks
+from tests.support.signs import await_sign, continue_after, seconds_since, stop_here
 from tests.support.slow_disk import slow_disk
 from tests.support.time_limit import ALLOWANCE
 from xckpt.errors import RanksFailedError, XckptError
 
 TIMEOUT = 1.5
-BAR = TIMEOUT + 2
+BAR = TIMEOUT + 2 * ALLOWANCE
 """Seconds within which every rank that lives has to end, from when the other has stopped."""
+PATIENT = 4.0
+"""The timeout of a call that has to succeed, seconds."""
 STATE = {"w": np.arange(1 << 18, dtype=np.float32), "step": 3}
 SAVING = xckpt.SaveOptions(chunk_bytes=1 << 16, threads=2)
 
@@ -64,12 +67,6 @@ def leftovers(before: set[str]) -> list[str]:
     return [*threads, *files]
 
 
-def stop(note: Path) -> None:
-    """Note when, and stop; somebody has to continue this process."""
-    note.write_text(str(time.monotonic()))
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 class Stopping:
     """A progress function that stops the process once."""
 
@@ -79,7 +76,7 @@ class Stopping:
     def __call__(self, *_: Any) -> None:
         if self.note is not None:
             note, self.note = self.note, None
-            stop(note)
+            stop_here(note)
 
 
 def call(what: str, path: Path, group: Any, progress: Any, timeout: float = TIMEOUT) -> None:
@@ -109,34 +106,22 @@ def on_rank(rank: int, what: str, victim: int, when: str, path: Path) -> Any:
     before = open_files()
     progress = Stopping(note) if rank == victim and when == "in the middle" else None
     if rank == victim and when == "before":
-        stop(note)
+        stop_here(note)
     text, ranks = "", []
     try:
         call(what, path, group, progress)
     except XckptError as error:
         text, ranks = str(error), [failure.rank for failure in error.failures]
-    return text, ranks, time.monotonic() - float(note.read_text()), leftovers(before)
+    seconds, left = seconds_since(note), leftovers(before)
+    if rank != victim:
+        continue_after(note, rank, {0, 1, 2} - {victim})
+    return text, ranks, seconds, left
 
 
 @pytest.fixture(scope="module")
 def three_ranks() -> Iterator[Ranks]:
     with Ranks(3) as ranks:
         yield ranks
-
-
-def continued_in_time(ranks: Ranks, victim: int, note: Path) -> threading.Thread:
-    """Continue a rank once the others must have ended."""
-    process = ranks.processes[victim]
-
-    def run() -> None:
-        while not note.exists():
-            time.sleep(0.02)
-        time.sleep(BAR + 0.5)
-        os.kill(process.pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
 
 
 @pytest.mark.thorough
@@ -147,9 +132,7 @@ def test_a_stopped_rank_is_named_in_time(
     three_ranks: Ranks, tmp_path: Path, what: str, victim: int, when: str
 ) -> None:
     xckpt.save(tmp_path / "old", STATE, options=SAVING)
-    waker = continued_in_time(three_ranks, victim, tmp_path / "stopped")
     answers = three_ranks.run(on_rank, what, victim, when, tmp_path)
-    waker.join()
     for rank, (text, ranks, seconds, left) in enumerate(answers):
         assert left == [], (rank, left)
         assert text, rank
@@ -160,7 +143,7 @@ def test_a_stopped_rank_is_named_in_time(
     assert not (tmp_path / "new").exists()
     # A rank that was stopped while it wrote goes on a little; `xckpt gc` removes that.
     left = {name for name in os.listdir(tmp_path) if not name.startswith(".new.saving-")}
-    assert left == {"old", "stopped"}
+    assert left == {"old", "stopped", *(f"ended {rank}" for rank in range(3) if rank != victim)}
 
 
 def on_rank_interrupted(rank: int, victim: int, path: Path) -> Any:
@@ -213,12 +196,12 @@ def on_rank_calls_twice(rank: int, victim: int, path: Path) -> Any:
         if rank == victim and attempt == 0:
             from xckpt.torch.group import TorchGroup
 
-            quiet = TorchGroup(group, timeout=TIMEOUT)
+            quiet = TorchGroup(group, timeout=PATIENT)
             quiet.begin()
             text.append("left")
             continue
         try:
-            xckpt.save(path / str(attempt), STATE, group=group, timeout=TIMEOUT)
+            xckpt.save(path / str(attempt), STATE, group=group, timeout=PATIENT)
             text.append("")
         except RanksFailedError as error:
             text.append(str(error))
@@ -241,7 +224,7 @@ class StoppingSavePlanner(xckpt.planner.DefaultSavePlanner):
     note: Path
 
     def finish_plan(self, new_plan: Any) -> Any:
-        stop(self.note)
+        stop_here(self.note)
         return super().finish_plan(new_plan)
 
 
@@ -251,7 +234,7 @@ class StoppingLoadPlanner(xckpt.planner.DefaultLoadPlanner):
     note: Path
 
     def finish_plan(self, central_plan: Any) -> Any:
-        stop(self.note)
+        stop_here(self.note)
         return super().finish_plan(central_plan)
 
 
@@ -281,8 +264,9 @@ def on_rank_beside_one_at_work(rank: int, what: str, slow: int, path: Path) -> A
                 saved.result(60) if what == "async" else None
         except XckptError as error:
             text, ranks = str(error), [failure.rank for failure in error.failures]
-    seconds = time.monotonic() - float(note.read_text())
-    (path / f"ended {rank}").touch()
+    seconds = seconds_since(note)
+    if rank != 2:
+        continue_after(note, rank, {0, 1})
     return text, ranks, seconds
 
 
@@ -302,27 +286,12 @@ def test_ranks_at_work_hear_of_a_stopped_one(
     """The coordinator names it while it works itself; then all end, also those that work."""
     state = {"w": np.zeros(24 << 18, np.uint8), "step": 3}
     xckpt.save(tmp_path / "old", state, options=xckpt.SaveOptions(chunk_bytes=1 << 18))
-    process = three_ranks.processes[2]
-
-    def wake() -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline and len(list(tmp_path.glob("ended *"))) < 2:
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGCONT)
-
-    waker = threading.Thread(target=wake)
-    waker.start()
     answers = three_ranks.run(on_rank_beside_one_at_work, what, slow, tmp_path)
-    waker.join()
     for text, ranks, seconds in answers[:2]:
         assert ranks == [2], text
         assert f"rank 2: sent nothing for {TIMEOUT:g} s" in text
         assert seconds < BAR, seconds
     assert not (tmp_path / "new").exists()
-
-
-PATIENT = 4.0
-"""The timeout of a call that has to succeed, seconds."""
 
 
 def on_rank_suspended(rank: int, what: str, path: Path) -> str:
@@ -349,9 +318,7 @@ def test_a_job_that_was_suspended_goes_on(three_ranks: Ranks, tmp_path: Path, wh
     xckpt.save(tmp_path / "old", STATE, options=SAVING)
 
     def suspend() -> None:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and not (tmp_path / "middle").exists():
-            time.sleep(0.02)
+        await_sign(tmp_path / "middle")
         for signal_, seconds in ((signal.SIGSTOP, PATIENT + 1.5), (signal.SIGCONT, 0)):
             for process in three_ranks.processes:
                 os.kill(process.pid, signal_)

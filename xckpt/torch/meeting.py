@@ -91,7 +91,8 @@ def join(
         raise given_up(failures)
     assert meeting.links is not None
     links = meeting.links
-    return Star(rank, group.size(), coordinator, links, note, deaths.of), links
+    noted = partial(_find_note, store, waiting)
+    return Star(rank, group.size(), coordinator, links, note, deaths.of, noted), links
 
 
 class _Meeting:
@@ -130,9 +131,8 @@ class _Meeting:
         try:
             links = reach(invitation, self._rank, self._coordinator)
         except ConnectionError as error:
-            time.sleep(2 * NOTE_SECONDS)  # the coordinator may have left a note just now
-            self._raise_noted()
-            raise given_up([RankFailure(self._coordinator, CLOSED, str(error))]) from error
+            lost = [RankFailure(self._coordinator, CLOSED, str(error))]
+            raise given_up(_await_note(self._store) or lost) from error
         self.links = links
         if self.is_over:
             links.close()
@@ -177,6 +177,24 @@ def _leave_note(store: dist.Store, waiting: Waiting, failures: Sequence[RankFail
     # Where the store has died with a rank, no late one can ask it.
     with contextlib.suppress(RuntimeError):
         wait_in_thread(leave, waiting, NOTE_SECONDS)
+
+
+def _find_note(store: dist.Store, waiting: Waiting) -> Sequence[RankFailure]:
+    """What a rank says in the store that gave others up; nothing if the store does not answer."""
+    found: list[RankFailure] = []
+    with contextlib.suppress(RuntimeError):
+        wait_in_thread(lambda: found.extend(_await_note(store)), waiting, 3 * NOTE_SECONDS)
+    return found
+
+
+def _await_note(store: dist.Store) -> Sequence[RankFailure]:
+    """What a rank says that gave others up, perhaps just now; nothing if none did."""
+    until = time.monotonic() + 2 * NOTE_SECONDS
+    while not store.check([NOTE]):
+        if time.monotonic() > until:
+            return ()
+        time.sleep(LONGEST_PAUSE)
+    return _failures(store.get(NOTE))
 
 
 def _server_of(store: dist.Store) -> tuple[str, int] | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import xckpt
+from tests.support.time_limit import ALLOWANCE
 from xckpt.core.manifest.entries import Manifest, TensorEntry
 from xckpt.core.manifest.own_keys import BY_SHAPE, OwnKeys, own_among
 from xckpt.core.manifest.pieces import Pieces
@@ -101,4 +102,4 @@ def test_own_keys_are_found_in_linear_time() -> None:
     keys = [f"w/c/{number}" for number in range(20_000)]
     before = time.process_time()
     assert own_among(keys, [OwnKeys(frozenset({"w"}))]) == keys
-    assert time.process_time() - before < 5
+    assert time.process_time() - before < 5 * ALLOWANCE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -55,9 +56,18 @@ def test_nothing_is_timed_unasked(
 
 def test_each_rank_has_its_metrics(tmp_path: Path) -> None:
     seen: dict[int, list[xckpt.Metrics]] = {0: [], 1: []}
+    waits = threading.Event()
+
+    class Waiting(ThreadGroup):
+        def gather(self, data: bytes) -> list[bytes] | None:
+            waits.set()
+            return super().gather(data)
 
     def save(group: ThreadGroup) -> None:
-        if group.rank == 1:
+        if group.rank == 0:
+            group = Waiting(group.rank, group.table)
+        else:
+            assert waits.wait(30)
             time.sleep(0.3)
         metrics = seen[group.rank].append
         xckpt.save(

@@ -90,6 +90,11 @@ class Connection:
         self._header: tuple[int, int, int, int] | None = None
 
     @property
+    def is_known(self) -> bool:
+        """Whether the peer has shown that it belongs to the group."""
+        return self.limit == ANY_LENGTH
+
+    @property
     def is_sending(self) -> bool:
         """Whether something is still to be sent."""
         return bool(self._outgoing) and not self.end
@@ -127,7 +132,7 @@ class Connection:
     def receive(self) -> None:
         """Take what has come; whole frames go to `frames`."""
         try:
-            while not self.end and (self.limit == ANY_LENGTH or not self.frames):
+            while not self.end and (self.is_known or not self.frames):
                 if self._filled < len(self._incoming):
                     count = self.peer.recv_into(self._incoming[self._filled :])
                     if not count:
@@ -154,7 +159,7 @@ class Connection:
                 return
             self._incoming = memoryview(b"")
         frame = Frame(*self._header[:3], self._incoming.tobytes())
-        if frame.kind == Kind.ALIVE and self.limit == ANY_LENGTH and len(frame.data) == AGO.size:
+        if frame.kind == Kind.ALIVE and self.is_known and len(frame.data) == AGO.size:
             self.heard -= max(0.0, AGO.unpack(frame.data)[0])
         else:
             self.frames.append(frame)

@@ -82,6 +82,7 @@ class Star:
         links: its connections.
         on_loss: called with the failures once ranks are lost for good.
         death: how it is known that a rank which has not connected is dead; empty if it is not.
+        noted: what the coordinator has given up, if it did so before it greeted this rank.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Star:
         links: Links,
         on_loss: Callable[[Sequence[RankFailure]], object] = lambda failures: None,
         death: Callable[[int], str] = lambda rank: "",
+        noted: Callable[[], Sequence[RankFailure]] = lambda: (),
     ) -> None:
         self._rank = rank
         self._size = size
@@ -99,6 +101,7 @@ class Star:
         self._coordinator = coordinator
         self._links = links
         self._on_loss = on_loss
+        self._noted = noted
         self._course = _Course([RankFailure(rank, "RuntimeError", "it went on")])
         self._lost: list[RankFailure] = []
         """Ranks that this coordinator has lost and has not announced."""
@@ -245,10 +248,11 @@ class Star:
             if kind == Kind.MESSAGE and step == self._course.step:
                 return data
             if kind == Kind.MESSAGE:
-                text = f"it is in step {step}, and rank {self._rank} in step {self._course.step}"
-                text += "; every rank has to make the same calls in the same order"
+                text = _out_of_step(step, self._rank, self._course.step)
                 self._fail([RankFailure(rank, "RuntimeError", text)])
         if link is not None and link.end:
+            if not link.is_known and (failures := self._noted()):
+                self._fail(failures, said_by=rank)
             self._fail([RankFailure(rank, CLOSED, KILLED.format(link.end))])
         return None
 
@@ -269,9 +273,9 @@ class Star:
             self._farewell(Kind.LOST, _encode(list(failures)))
         if any(failure.kind in (SILENT, CLOSED) for failure in failures):
             self._course.over = failures
-            self._links.close()
             if said_by is None:
-                self._on_loss(failures)
+                self._on_loss(failures)  # before a rank that waits to be greeted finds the end
+            self._links.close()
         raise given_up(failures)
 
     def _farewell(self, kind: Kind, data: bytes) -> None:
@@ -279,3 +283,10 @@ class Star:
         for rank in self._others:
             self._send(rank, kind, data)
         self._links.flush(FAREWELL_SECONDS)
+
+
+def _out_of_step(step: int, rank: int, own: int) -> str:
+    return (
+        f"it is in step {step}, and rank {rank} in step {own}; "
+        f"every rank has to make the same calls in the same order"
+    )
