@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import signal
 from concurrent.futures import ProcessPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
 import xckpt
 from tests.convert.test_run import MAPPING, flax_like, same, torch_like
+from tests.torch.dcp.folders import save_alone
 from xckpt.cli import convert
 from xckpt.cli.commands import commands
 from xckpt.cli.convert import WRITTEN
@@ -65,7 +68,7 @@ def test_errors_are_words_on_stderr(source: Path, tmp_path: Path) -> None:
     rules = tmp_path / "mapping.toml"
     rules.write_text('[[rule]]\nsource = "nothing"\ntarget = "something"\n')
     for arguments, word in [
-        ((tmp_path / "nowhere", tmp_path / "a"), "nothing is there"),
+        ((tmp_path / "nowhere", tmp_path / "a"), "it does not exist; beside it: source"),
         ((source, source), "pass --overwrite"),
         ((source, tmp_path / "a", "-m", rules), "embed.weight"),
         ((source, tmp_path / "a", "-m", tmp_path / "no.toml"), "No such file"),
@@ -105,6 +108,31 @@ def test_a_familys_name_is_a_mapping(tmp_path: Path) -> None:
     assert back.exit_code == 0, back.output
     saved = load_file(tmp_path / "back.safetensors")["layers.0.mlp.up_proj.weight"]
     assert np.array_equal(saved, weight)
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_objects_of_dcp_are_refused_or_kept(tmp_path: Path) -> None:
+    save_alone({"w": torch.ones(2), "when": date(2024, 2, 29)}, tmp_path / "dcp")
+    listed = CliRunner().invoke(commands, ["ls", str(tmp_path / "dcp")])
+    assert listed.exit_code == 0
+    assert listed.stderr.startswith(f"xckpt: warning: {tmp_path / 'dcp'}: not loaded are objects")
+    assert ".py" not in listed.stderr
+    refused = run(tmp_path / "dcp", tmp_path / "ours")
+    assert refused.exit_code == 2
+    assert "when: no plain value" in refused.stderr and "; --opaque keeps" in refused.stderr
+    kept = run(tmp_path / "dcp", tmp_path / "ours", "--opaque")
+    assert (kept.exit_code, kept.stderr) == (0, "")
+    assert set(xckpt.open(tmp_path / "ours")) == {"w", "when"}
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_what_a_format_has_no_place_for_is_said(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ours", {"w": np.ones(2)}, metadata={"run": 7})
+    done = run(tmp_path / "ours", tmp_path / "dcp", "--format", "dcp")
+    assert done.exit_code == 0
+    assert "xckpt: warning: " in done.stderr and "no place for user metadata" in done.stderr
+    save_file({"w": np.ones(2)}, tmp_path / "w.safetensors", {"format": "pt"})
+    assert run(tmp_path / "w.safetensors", tmp_path / "other", "--format", "dcp").stderr == ""
 
 
 def test_ctrl_c_does_not_reach_the_workers() -> None:

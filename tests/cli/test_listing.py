@@ -65,6 +65,16 @@ def test_a_pattern_that_means_no_leaf(saved: Path) -> None:
     result = run("ls", saved, "model/v")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "has no leaf 'model/v'; did you mean model/w" in result.stderr
+    assert "has no leaf 'modle'; did you mean model " in run("ls", saved, "modle").stderr
+
+
+def test_a_run_is_listed_by_number_alone(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "step-1", {"w": np.zeros(3)})
+    assert run("ls", tmp_path).exit_code == 0
+    for option in (["--sort", "size"], ["w"]):
+        result = run("ls", tmp_path, *option)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"give the path of one: {tmp_path / 'step-1'}" in result.stderr
 
 
 @pytest.mark.parametrize(

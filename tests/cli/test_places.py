@@ -90,4 +90,7 @@ def test_what_was_left_is_listed_and_removed(saved: Path, tmp_path: Path) -> Non
     assert removed.stdout.endswith("2.0 KiB removed, 0 B left\n")
     assert not left.exists() and xckpt.exists(saved)
     wrong = run("gc", tmp_path, "--older-than", "soon")
-    assert wrong.exit_code == 2 and "'soon' is no time: give 90s" in wrong.stderr
+    assert wrong.exit_code == 2 and "'soon' is not a time: give 90s" in wrong.stderr
+    for path in (tmp_path / "nowhere", (tmp_path / "nowhere").as_uri()):
+        missing = run("gc", path)
+        assert (missing.exit_code, missing.stderr) == (2, f"xckpt: {path} does not exist\n")

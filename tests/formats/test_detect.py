@@ -91,11 +91,25 @@ def test_what_is_unknown(tmp_path: Path) -> None:
         with pytest.raises(xckpt.NotACheckpointError, match=f"Found: {description}") as caught:
             open_source(tmp_path / name)
         assert all(what in str(caught.value) for what in LOOKED_FOR.values())
-    with pytest.raises(xckpt.NotACheckpointError, match="nothing is there"):
+    with pytest.raises(xckpt.NotACheckpointError, match="it does not exist"):
         open_source(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="'pickle' cannot be read; known are xckpt"):
         open_source(tmp_path / "file", "pickle")
     assert set(LOOKED_FOR) == set(SOURCES)
+
+
+def test_what_is_meant_is_said_as_of_a_load(tmp_path: Path) -> None:
+    """A root of steps, a slip, a container of a checkpoint, a link that leads nowhere."""
+    xckpt.save(tmp_path / "run" / "step-1", {"m": {"w": np.arange(3)}})
+    (tmp_path / "link").symlink_to("gone")
+    for place in ("run", "run/step-2", "run/step-1/m", "run/step-1/m/none", "link"):
+        with pytest.raises(xckpt.NotACheckpointError) as opened:
+            xckpt.open(tmp_path / place)
+        with pytest.raises(xckpt.NotACheckpointError) as detected:
+            detect(tmp_path / place)
+        said = str(detected.value).removeprefix(f"{tmp_path / place}: ")
+        assert str(opened.value) == f"{tmp_path / place} holds no committed checkpoint: {said}"
+    assert said == "it is a link to gone, which does not exist"
 
 
 def test_where_an_output_goes(tmp_path: Path) -> None:

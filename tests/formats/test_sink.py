@@ -62,6 +62,7 @@ def sink_to(kind: tuple[str, Open]) -> Open:
     return kind[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*DCP has no place for user metadata")
 def test_boxes_in_any_order_and_some_twice(path: Path, sink_to: Open) -> None:
     sink = sink_to(path)
     assert isinstance(sink, TensorSink)
@@ -104,6 +105,7 @@ def test_another_process_attaches_and_goes_on(path: Path, sink_to: Open) -> None
     assert os.listdir(path.parent) == [path.name]
 
 
+@pytest.mark.filterwarnings("ignore:.*DCP has no place for user metadata")
 def test_only_the_same_output_is_attached_to(path: Path, sink_to: Open) -> None:
     array = ARRAYS["w.weight"]
     specs = specs_of({"w": array})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from xckpt.cli.output import Failure
 from xckpt.core.near_names import no_such_name
@@ -26,7 +27,10 @@ def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str
         meant = NamePattern(pattern)
         found = [name for name in names if meant.fits(name)]
         if not found:
-            raise no_such_leaf(path, names, pattern)
+            from xckpt.cli.report import path_of
+
+            nodes = dict.fromkeys(chain.from_iterable(map(path_of, names)))
+            raise no_such_leaf(path, list(nodes), pattern)
         kept.update(found)
     return [name for name in names if name in kept]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,15 @@ from xckpt.cli.doctor.command import doctor_command
 from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
-from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
+from xckpt.cli.output import (
+    Failure,
+    Fault,
+    as_json,
+    print_json,
+    progress_bar,
+    say,
+    show_warning,
+)
 from xckpt.cli.places import copy_command, delete_command, gc_command
 from xckpt.cli.shell.complete import files
 from xckpt.cli.shell.manual import completion_command, manual_command
@@ -84,7 +93,9 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that the context names."""
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = show_warning
+                return super().invoke(ctx)
         except XckptError as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             text = "\n".join([str(error), *getattr(error, "__notes__", ())])

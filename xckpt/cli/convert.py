@@ -36,6 +36,7 @@ WRITTEN = ("xckpt", "safetensors", "orbax", "dcp")
 @click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION.")
 @click.option("--allow-lossy", is_flag=True, help="Allow steps that lose information.")
 @click.option("--accept-assumed", is_flag=True, help="Accept what rules of the mapping assume.")
+@click.option("--opaque", is_flag=True, help="Keep objects that DCP has pickled, as bytes.")
 @click.option("--plain", is_flag=True, help="Make a zarr array of each leaf, however small.")
 @as_json
 def convert_command(
@@ -48,6 +49,7 @@ def convert_command(
     overwrite: bool,
     allow_lossy: bool,
     accept_assumed: bool,
+    opaque: bool,
     plain: bool,
     as_json: bool,
     **options: Unpack[FamilyOptions],
@@ -74,6 +76,7 @@ def convert_command(
             group=xckpt.LocalGroup(),
             overwrite=overwrite,
             format=format,
+            opaque=opaque,
             allow_lossy=allow_lossy,
             options=SaveOptions(progress=bar, pack_bytes=0 if plain else None),
         )

@@ -73,7 +73,7 @@ def ls(
         with collector_at_rest():
             rows = list(listed(xckpt.open(path).manifest))
     except NotACheckpointError:
-        if patterns or not _list_steps(path, reverse, as_json):
+        if patterns or sort or not _list_steps(path, reverse, as_json):
             raise
         return
     if patterns:

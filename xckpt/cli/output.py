@@ -27,6 +27,18 @@ def say(line: str) -> None:
     click.echo(printable(line))
 
 
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: IO[str] | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning on stderr, without the code that gave it; a `warnings.showwarning`."""
+    click.echo(f"xckpt: warning: {printable_lines(str(message))}", err=True)
+
+
 class Failure(click.ClickException):
     """The question could not be answered: a message on stderr, exit code 2."""
 

@@ -151,7 +151,7 @@ def narrowed(report: CheckpointReport, name: str) -> CheckpointReport | None:
     leaves = tuple(leaf for leaf in report.leaves if inside(leaf.name))
     if not leaves and name not in report.containers:
         return None
-    around = _path(name)
+    around = path_of(name)
     containers = {n: kind for n, kind in report.containers.items() if inside(n) or n in around}
     return _summed(report.path, leaves, containers, report.user_metadata)
 
@@ -283,11 +283,11 @@ def tree_rows(leaves: Sequence[LeafReport], containers: Mapping[str, str]) -> It
     for name in (*by_name, *filter(None, containers)):
         leaf = by_name.get(name)
         count = leaf.chunks if leaf else 0
-        for node in _path(name):
+        for node in path_of(name):
             rank.setdefault(node, len(rank))
             size[node] += leaf.bytes if leaf else 0
             chunks[node] += count
-    for name in sorted(rank, key=lambda name: [rank[node] for node in _path(name)]):
+    for name in sorted(rank, key=lambda name: [rank[node] for node in path_of(name)]):
         leaf = by_name.get(name)
         yield TreeRow(
             name.count("/"),
@@ -299,11 +299,11 @@ def tree_rows(leaves: Sequence[LeafReport], containers: Mapping[str, str]) -> It
         )
 
 
-def _path(name: str) -> list[str]:
+def path_of(name: str) -> list[str]:
     """The containers around a node, outermost first, and the node.
 
     Example:
-        >>> _path("opt/0/mu")
+        >>> path_of("opt/0/mu")
         ['opt', 'opt/0', 'opt/0/mu']
     """
     return list(accumulate(name.split("/"), "{}/{}".format))

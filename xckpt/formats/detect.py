@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Final
 
@@ -20,6 +21,7 @@ from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
 from xckpt.options import LoadOptions
+from xckpt.storage.absent import checkpoint_meant
 from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
 from xckpt.storage.foreign.unread import unread_format
@@ -114,17 +116,11 @@ def detect(path: str | os.PathLike[str]) -> str:
     with storage_errors(place):
         if (place / MANIFEST).is_file():
             return "xckpt"
-        if not place.exists():
-            raise NotACheckpointError(f"{place}: nothing is there; check the path")
-        format = _of_file(place) if place.is_file() else _of_folder(place)
+        format = None
+        if place.exists():
+            format = _of_file(place) if place.is_file() else _of_folder(place)
         if format is None:
-            unread = unread_format(place.name)
-            unread = f"  {unread}\n" if unread else ""
-            looked = "".join(f"\n    - {name}: {what}" for name, what in LOOKED_FOR.items())
-            raise NotACheckpointError(
-                f"{place} is not a checkpoint of a known format.\n{unread}  Looked for:{looked}\n"
-                f"  Found: {_shown(place)}"
-            )
+            raise NotACheckpointError(_unknown(place))
     return format
 
 
@@ -169,6 +165,20 @@ def _of_file(path: FilePath) -> str | None:
     if first[8:9] == b"{" and int.from_bytes(first[:8], "little") <= most - 8:
         return "safetensors"
     return None
+
+
+def _unknown(place: FilePath) -> str:
+    """The message about a place without a checkpoint of a known format."""
+    meant = checkpoint_meant(place) if isinstance(place, Path) else ""
+    if meant or not place.exists():
+        return f"{place}: {meant or 'nothing is there; check the path'}"
+    unread = unread_format(place.name)
+    unread = f"  {unread}\n" if unread else ""
+    looked = "".join(f"\n    - {name}: {what}" for name, what in LOOKED_FOR.items())
+    return (
+        f"{place} is not a checkpoint of a known format.\n{unread}  Looked for:{looked}\n"
+        f"  Found: {_shown(place)}"
+    )
 
 
 def _shown(path: FilePath) -> str:

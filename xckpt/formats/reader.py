@@ -102,7 +102,7 @@ class SourceReader:
             warnings.warn(
                 printable_lines(
                     f"{self.name}: not loaded are objects that are neither tensors nor plain "
-                    f"values; convert(..., opaque=True) keeps their bytes:{listed}"
+                    f"values; a conversion with opaque=True keeps their bytes:{listed}"
                 ),
                 stacklevel=2,
             )

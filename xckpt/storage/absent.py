@@ -13,6 +13,7 @@ A bucket is asked for its keys, for `LISTING_SECONDS` at most: 1, 3 and 6 hold t
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable
 from contextlib import closing
@@ -43,19 +44,28 @@ def what_is_there(folder: Path) -> str:
         >>> what_is_there(Path("/nowhere/at/all"))
         '/nowhere does not exist'
     """
-    inside = _inside(folder)
-    if inside and not _checkpoints(folder.parent):
-        return inside
-    if not folder.exists():
-        return _beside(folder)
-    steps = _checkpoints(folder)
-    if steps:
-        return _holds(steps, folder / steps[-1])
+    meant = checkpoint_meant(folder)
+    if meant:
+        return meant
     names = sorted(_names(folder))
     unread = next(filter(None, map(unread_format, names)), "")
     if unread:
         return f"{unread}; {MANIFEST} is not there either"
     return _no_manifest(f", only: {_shown(names)}" if names else ", nothing at all")
+
+
+def checkpoint_meant(path: Path) -> str:
+    """A clause on the checkpoints around or in a local path, or on what is missing of the path.
+
+    Empty where something else is there.
+    """
+    inside = _inside(path)
+    if inside and not _checkpoints(path.parent):
+        return inside
+    if not path.exists():
+        return _beside(path)
+    steps = _checkpoints(path)
+    return _holds(steps, path / steps[-1]) if steps else ""
 
 
 def what_keys_are_there(location: Location) -> str:
@@ -118,6 +128,8 @@ def _beside(folder: Path) -> str:
             f"({parent / f'.{folder.name}.saving-*'})"
         )
     others = _checkpoints(parent)
+    if folder.is_symlink():
+        return f"it is a link to {os.readlink(folder)}, which does not exist"
     if not others:
         return "it does not exist"
     return _missing(folder.name, others, parent.__truediv__)

@@ -198,7 +198,7 @@ class CheckpointView:
         """
         kind = Path(file).suffix.lower()
         if leaf is None and kind in PICTURES:
-            raise ValueError(f"a {kind[1:].upper()} shows one leaf: save(file, leaf=name)")
+            raise ValueError(f"a {kind} file shows one leaf: save(file, leaf=name)")
         if leaf is None:
             Path(file).write_text(self.html(), encoding="utf-8")
         elif kind == ".svg":

@@ -80,7 +80,7 @@ def test_a_view_saves_what_the_ending_says(tmp_path: Path) -> None:
     for name, start in starts.items():
         view.save(tmp_path / name, leaf="w")
         assert (tmp_path / name).read_bytes().startswith(start)
-    with pytest.raises(ValueError, match=r"a PNG shows one leaf: save\(file, leaf=name\)"):
+    with pytest.raises(ValueError, match=r"a .png file shows one leaf: save\(file, leaf=name\)"):
         view.save(tmp_path / "b.png")
     with pytest.raises(ValueError, match=r"b\.html: a leaf is drawn to \.svg, \.png"):
         view.save(tmp_path / "b.html", leaf="w")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from xckpt.cli.columns import columns
 from xckpt.cli.output import Fault, as_json, print_json, say
 from xckpt.cli.shell.complete import files
 
@@ -117,10 +118,13 @@ def lines(found: Diagnosis) -> Iterator[str]:
 
     machine = found.machine
     memory = "" if machine.memory_bytes is None else f", {readable_bytes(machine.memory_bytes)}"
-    yield f"system       {machine.system}, {machine.processors} processors{memory}"
-    yield f"python       {machine.python}"
-    for name, which in found.packages.items():
-        yield f"{name:<12} {which or 'not installed'}"
+    yield from columns(
+        [
+            ("system", f"{machine.system}, {machine.processors} processors{memory}"),
+            ("python", machine.python),
+            *((name, which or "not installed") for name, which in found.packages.items()),
+        ]
+    )
     for name, value in found.variables.items():
         yield f"{name}={value}"
     yield ""

@@ -160,9 +160,7 @@ class _Reader:
             if tensor is not None:
                 tensors[name] = tensor
         if self.unsupported:
-            raise UnsupportedLeafError.listing(
-                f"{len(self.unsupported)} entries cannot be read", self.unsupported
-            )
+            raise UnsupportedLeafError.listing("it holds what cannot be read", self.unsupported)
         if self.uncovered:
             raise PlanError.listing("the chunks do not make up whole tensors", self.uncovered)
         given = key_paths(self.planner_data)

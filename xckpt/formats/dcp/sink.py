@@ -15,6 +15,7 @@ keys of dicts become strings, empty dicts vanish, and a namedtuple becomes a tup
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -101,7 +102,13 @@ class DCPSink(TensorSink):
         return [list(self._entries), [[name, chunks[name], files[name]] for name in chunks]]
 
     def _lay_out(self) -> None:
-        """Nothing is written before the boxes: values and metadata are written at the end."""
+        """Write nothing yet: values and metadata come last; say what DCP has no place for."""
+        # Each file of safetensors has a format, which says nothing about the model.
+        if set(self._contents.metadata) - {"format"}:
+            warnings.warn(
+                f"{self.path}: DCP has no place for user metadata; it is left out",
+                stacklevel=2,
+            )
 
     def _open(self) -> None:
         """Nothing is held open: each chunk is a file."""

@@ -30,7 +30,7 @@ from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.names import join_keys
 from xckpt.core.tree import FlatTree, flatten
-from xckpt.errors import NotACheckpointError, UnsupportedLeafError
+from xckpt.errors import NotACheckpointError, UnsafePickleError, UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
 from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import cheap_together
@@ -210,7 +210,13 @@ def _tree(path: FilePath, memory_bytes: int) -> tuple[FlatTree, bytes]:
         state = file.state()
     archive = Archive.open(path.parent, Where(path.name, 0, size))
     state_text = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
-    return flatten(archive.value(memory_bytes)), state_text
+    try:
+        return flatten(archive.value(memory_bytes)), state_text
+    except UnsafePickleError as error:
+        raise UnsafePickleError(
+            f"{error}; load it with torch, and save tensors and plain values alone, such as a "
+            f"module's state_dict()"
+        ) from error
 
 
 def _merged(files: Files, trees: Mapping[FilePath, FlatTree]) -> FlatTree:

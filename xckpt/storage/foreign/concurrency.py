@@ -98,5 +98,5 @@ def map_named(
             for line in error.problems or (str(error),)
         ]
         if problems:
-            raise kind.listing(f"{path}: {len(problems)} entries cannot be read", problems)
+            raise kind.listing(f"{path} cannot be read", problems)
     return [result for result in results if not isinstance(result, XckptError)]
