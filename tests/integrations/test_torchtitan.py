@@ -7,6 +7,7 @@ Its trainer itself wants a GPU: the loop here is what that does with a manager.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,52 @@ def test_a_damaged_newest_step_is_passed_over(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="step 2 was restored"):
         resumed = Trainer(tmp_path / "run", seed=1).train(STEPS)
     assert all(map(torch.equal, whole, resumed))
+
+
+def damaged(folder: Path, step: int) -> None:
+    """Flip a bit of the model: the moments of the optimizers are as they were saved."""
+    chunk = folder / "checkpoint" / f"step-{step:08d}" / "0.weight" / "c" / "0" / "0"
+    chunk.write_bytes(bytes([chunk.read_bytes()[0] ^ 1, *chunk.read_bytes()[1:]]))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_newest_step_gives_way_to_a_seed(cut: bool, tmp_path: Path) -> None:
+    """A seed is a model and nothing else; what was read of the damaged step is forgotten."""
+    seed = Trainer(tmp_path / "whole", seed=7, last_save_model_only=True)
+    seed.checkpointer.save(0, last_step=True)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    whole = Trainer(tmp_path / "whole", seed=1).train(STEPS)
+    Trainer(tmp_path / "run", seed=1).train(3, final=False)
+    assert steps_in(tmp_path / "run") == [0, 2]
+    if cut:
+        (tmp_path / "run" / "checkpoint" / "step-00000002" / "xckpt.json").write_text("{")
+    else:
+        damaged(tmp_path / "run", 2)
+    with pytest.warns(UserWarning, match="step 0 was restored"):
+        resumed = Trainer(tmp_path / "run", seed=1).train(STEPS)
+    assert all(map(torch.equal, whole, resumed))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("cut", [False, True])
+def test_where_all_are_damaged_no_run_begins_anew(cut: bool, tmp_path: Path) -> None:
+    Trainer(tmp_path / "first").train(4)
+    first = str(tmp_path / "first" / "checkpoint" / "step-00000004")
+    Trainer(tmp_path / "run").train(3, final=False)
+    if cut:
+        (tmp_path / "run" / "checkpoint" / "step-00000002" / "xckpt.json").write_text("{")
+    else:
+        damaged(tmp_path / "run", 2)
+    for more in ({}, {"initial_load_path": first}):
+        trainer = Trainer(tmp_path / "run", **more)
+        with pytest.raises(xckpt.CorruptCheckpointError, match="no step is good"):
+            trainer.checkpointer.load()
+    with pytest.raises((xckpt.CorruptCheckpointError, xckpt.ManifestError)):
+        Trainer(tmp_path / "run").checkpointer.load(2)
+    damaged(tmp_path / "first", 4)
+    with pytest.raises(xckpt.CorruptCheckpointError):
+        Trainer(tmp_path / "new", initial_load_path=first).checkpointer.load()
 
 
 @pytest.mark.usefixtures("alone")

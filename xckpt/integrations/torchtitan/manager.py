@@ -10,11 +10,13 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from xckpt.api.load import load_into
+from xckpt.core.run.names import step_number
 from xckpt.integrations.absent import absent
 from xckpt.integrations.torchtitan.state import TrainerState
 from xckpt.manager import CheckpointManager
@@ -96,21 +98,23 @@ class XckptManager(BaseCheckpointManager):
         return True
 
     def _load(self, step: int = -1) -> bool:
-        config = self._config
-        latest = self._run.latest() if step == -1 else None
-        begins = step == -1 and latest is None
-        if begins and config.initial_load_path is None:
+        wanted, config = None if step == -1 else step, self._config
+        if self._run.restore_with(self._fill_from_step, step=wanted):
+            return True
+        if config.initial_load_path is None:
             return False
+        return self._fill(config.initial_load_path, model_only=config.initial_load_model_only)
+
+    def _fill_from_step(self, path: str) -> bool:
         # As in torchtitan, step 0 is a seed: an unsharded model, and nothing else.
-        is_seed = (step if latest is None else latest.number) == 0
-        model_only = config.initial_load_model_only if begins else is_seed
+        is_seed = step_number(os.path.basename(path)) == 0
+        if is_seed:
+            self._state.forget_moments()
+        return self._fill(path, model_only=is_seed)
+
+    def _fill(self, path: str, *, model_only: bool) -> bool:
         state = self._state.targets(model_only=model_only)
-        if begins:
-            path, options = config.initial_load_path, self.load_options
-            load_into(path, state, unexpected="ignore", options=options)
-        else:
-            wanted = None if step == -1 else step
-            self._run.restore_into(state, step=wanted, unexpected="ignore")
+        load_into(path, state, unexpected="ignore", options=self.load_options)
         self._state.filled(state)
         return True
 

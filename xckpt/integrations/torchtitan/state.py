@@ -58,6 +58,11 @@ class TrainerState:
         parts = {name: part for name, part in self._parts.items() if name not in excluded}
         return self._model.state_dict() | parts
 
+    def forget_moments(self) -> None:
+        """The optimizers begin anew: a damaged step may have filled some of their moments."""
+        for optimizer in self._parts.get(titan.OPTIMIZER, ()):
+            optimizer.state.clear()
+
     def filled(self, state: dict[str, Any]) -> None:
         """Targets were loaded: hooks of the model see their tensors."""
         self._model.load_state_dict(state)
