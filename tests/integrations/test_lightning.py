@@ -20,6 +20,7 @@ import xckpt
 from tests.integrations.conftest import damage, torchrun
 from tests.support.ranks import Ranks
 from xckpt.integrations.lightning import XckptCheckpointIO, XckptModelParallelStrategy
+from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 EPOCHS = 4
 SIZES = {"max_epochs": EPOCHS, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}
@@ -131,6 +132,37 @@ def test_a_damaged_last_gives_way_to_the_newest_good_one(last: Any, tmp_path: Pa
     with pytest.warns(UserWarning, match=r"epoch=1.ckpt was restored.*last.ckpt.*epoch=2.ckpt"):
         _, resumed = trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(), "last", keep=keep)
     assert all(map(torch.equal, whole, resumed))
+
+
+def test_a_link_to_what_was_never_committed_is_resumed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning links last.ckpt to a checkpoint that is still being written."""
+    _, whole = trained(tmp_path / "whole", EPOCHS)
+    keep = {"save_top_k": -1, "save_last": "link"}
+    write = ZarrStorageWriter.write_data
+
+    def fail(self: ZarrStorageWriter, *arguments: Any) -> Any:
+        if "epoch=2" in str(self.target):
+            raise xckpt.StorageError("killed")
+        return write(self, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(xckpt.StorageError, match="killed"):
+        patch.setattr(ZarrStorageWriter, "write_data", fail)
+        trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(background=True), keep=keep)
+    assert os.readlink(tmp_path / "run" / "last.ckpt") == "epoch=2.ckpt"
+    with pytest.warns(UserWarning, match=r"epoch=1.ckpt was restored.*last.ckpt"):
+        _, resumed = trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(), "last", keep=keep)
+    assert all(map(torch.equal, whole, resumed))
+
+
+def test_a_damaged_best_is_refused(tmp_path: Path) -> None:
+    trainer, _ = trained(tmp_path, EPOCHS, XckptCheckpointIO(), keep={"save_top_k": 1})
+    best = trainer.checkpoint_callback.best_model_path
+    assert Path(best).name == "epoch=1.ckpt"
+    damage(Path(best))
+    with pytest.raises(xckpt.CorruptCheckpointError, match=r"epoch=1\.ckpt"):
+        trainer.fit(trainer.model, DataLoader(torch.ones(4, 4)), ckpt_path="best")
 
 
 class Fails(XckptCheckpointIO):

@@ -84,9 +84,10 @@ class XckptCheckpointIO(CheckpointIO):
         if storage_options is not None:
             raise TypeError("storage_options are not taken: give XckptCheckpointIO options")
         self._settle()
-        if "://" not in os.fspath(path):
-            # `ModelCheckpoint` may put a link beside it before the save in the background does.
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        if self.background and "://" not in os.fspath(path) and not os.path.lexists(path):
+            # `ModelCheckpoint` links last.ckpt to it before it is committed. If this process is
+            # killed until then, Lightning would find no last checkpoint behind a link to nothing.
+            os.makedirs(path, exist_ok=True)
         write = save_async if self.background else save
         saving = write(path, checkpoint, overwrite=True, no_dist=self.alone, options=self._options)
         self._saving = saving if isinstance(saving, SaveFuture) else None
