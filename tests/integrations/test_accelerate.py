@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 import xckpt
 from tests.integrations.conftest import damage, torchrun
 from tests.support.ranks import Ranks
+from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 STEPS = 6
 
@@ -162,6 +163,42 @@ def test_a_damaged_newest_gives_way_to_the_one_before(background: bool, tmp_path
         damage(root / name)
     with pytest.raises(xckpt.CorruptCheckpointError):
         load_state(prepared()[0])
+
+
+def test_the_only_good_one_stays_until_a_save_after_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    names = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=names)
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    for _ in range(2):
+        save_state(accelerator)
+    root = tmp_path / "checkpoints"
+    damage(root / "checkpoint_1")
+    with pytest.warns(UserWarning, match="checkpoint_0 was restored"):
+        load_state(accelerator)
+    names.total_limit = 1
+    for number in (2, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(ZarrStorageWriter, "write_data", refused)
+            future = save_state(accelerator, background=True)
+            assert future is not None and future.where.endswith(f"checkpoint_{number}")
+            with pytest.raises(xckpt.StorageError, match="disk is full"):
+                future.result()
+        assert xckpt.open(root / "checkpoint_0").verify() == []
+    future = save_state(accelerator, background=True)
+    assert future is not None and future.result()
+    save_state(accelerator)
+    assert [path.name for path in root.iterdir()] == ["checkpoint_5"]
+
+
+def refused(*_: object) -> None:
+    raise xckpt.StorageError("the disk is full")
 
 
 def on_rank_train(rank: int, path: str | None, start: int, end: int, sharded: bool) -> Any:

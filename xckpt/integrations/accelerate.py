@@ -22,7 +22,7 @@ from xckpt.options import SaveOptions
 __all__ = ["load_state", "save_state"]
 
 RESTORED: Final = "_xckpt_restored"
-"""Attribute of an accelerator: the path that was restored, until the next save."""
+"""Attribute of an accelerator: the path that was restored, and the number of the save after it."""
 
 
 def save_state(
@@ -65,16 +65,18 @@ def save_state(
     state["step"] = accelerator.step
     config, named = accelerator.project_configuration, path is None
     if path is None:
-        path = os.path.join(_project(accelerator), f"checkpoint_{config.iteration}")
+        path = _named(_project(accelerator), config.iteration)
     write = save_async if background else save
     saved = write(path, state, overwrite=not named, options=options)
     if named:
         config.iteration += 1
         if accelerator.is_main_process:
             root = _project(accelerator)
-            there = [os.path.join(root, f"checkpoint_{number}") for number in _numbers(root)]
-            # What was restored is the last good one until the save in the background is committed.
-            remove_outdated(there, config.total_limit, vars(accelerator).pop(RESTORED, None))
+            numbers = _numbers(root)
+            restored, after = vars(accelerator).get(RESTORED, (None, 0))
+            # What was restored may be the only good one until a save after it is committed.
+            kept = restored if max(numbers, default=-1) < after else None
+            remove_outdated([_named(root, each) for each in numbers], config.total_limit, kept)
     return saved if isinstance(saved, SaveFuture) else None
 
 
@@ -93,10 +95,11 @@ def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> 
     """
     if path is None:
         root = _project(accelerator)
-        names = [f"checkpoint_{number}" for number in reversed(_numbers(root) or [0])]
-        paths = [os.path.join(root, name) for name in names]
-        vars(accelerator)[RESTORED] = newest_good(paths, partial(_load, accelerator))
-        accelerator.project_configuration.iteration = 1 + _numbers(root)[-1]
+        paths = [_named(root, number) for number in reversed(_numbers(root) or [0])]
+        restored = newest_good(paths, partial(_load, accelerator))
+        after = 1 + _numbers(root)[-1]
+        accelerator.project_configuration.iteration = after
+        vars(accelerator)[RESTORED] = restored, after
     else:
         _load(accelerator, os.fspath(path))
 
@@ -130,6 +133,11 @@ def _project(accelerator: Any) -> str:
             "give a path, or have ProjectConfiguration(automatic_checkpoint_naming=True)"
         )
     return os.path.join(accelerator.project_dir, "checkpoints")
+
+
+def _named(root: str, number: int) -> str:
+    """Where the checkpoint of a number is."""
+    return os.path.join(root, f"checkpoint_{number}")
 
 
 def _numbers(root: str) -> list[int]:
