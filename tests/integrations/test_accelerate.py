@@ -50,9 +50,10 @@ def trained(
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
         accelerator.state.distributed_type = DistributedType.FSDP
     model = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.Dropout(0.1), torch.nn.Linear(7, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
-    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    first = torch.optim.AdamW(model[0].parameters(), lr=1e-2)
+    other = torch.optim.SGD(model[2].parameters(), lr=1e-2, momentum=0.9)
+    schedules = [torch.optim.lr_scheduler.StepLR(each, 1, 0.9) for each in (first, other)]
+    model, first, other, *schedules = accelerator.prepare(model, first, other, *schedules)
     counter = Counter()
     accelerator.register_for_checkpointing(counter)
     if start:
@@ -63,17 +64,18 @@ def trained(
     for step in range(start, end):
         batch = torch.sin(torch.arange(16.0) + step + accelerator.process_index).view(4, 4)
         accelerator.backward(model(batch).square().mean())
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+        for each in (first, other, *schedules):
+            each.step()
+        for each in (first, other):
+            each.zero_grad()
         counter.count += 1
     if path is not None:
         future = save_state(accelerator, path, background=background)
         assert (future is None) is not background
         if future is not None:
             future.result()
-    moments = optimizer.state_dict()["state"]
-    tensors = [*model.parameters(), *(t for each in moments.values() for t in each.values())]
+    moments = [m for each in (first, other) for m in each.state_dict()["state"].values()]
+    tensors = [*model.parameters(), *(tensor for each in moments for tensor in each.values())]
     assert all(isinstance(t, DTensor) is sharded for t in model.parameters())
     whole = [t.full_tensor() if isinstance(t, DTensor) else t for t in tensors]
     return accelerator.num_processes, counter.count, [t.detach().clone() for t in whole]
@@ -84,7 +86,7 @@ def test_one_process_resumes(background: bool, tmp_path: Path) -> None:
     *_, whole = trained(None, 0, STEPS)
     trained(str(tmp_path / "run"), 0, 3, background=background)
     _, count, resumed = trained(str(tmp_path / "run"), 3, STEPS)
-    assert count == STEPS and len(whole) == 4 * 4
+    assert count == STEPS and len(whole) == 4 + 2 * 3 + 2
     assert all(map(torch.equal, whole, resumed))
     assert xckpt.open(tmp_path / "run").verify() == []
 
