@@ -97,6 +97,17 @@ def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path: Path) -> None:
     assert xckpt.open(tmp_path / "run" / "checkpoint-15").verify() == []
 
 
+def test_what_was_just_saved_stays_behind_a_damaged_newer_one(tmp_path: Path) -> None:
+    trained(tmp_path, stop=15, save_total_limit=None)
+    damage(tmp_path / "checkpoint-15")
+    with pytest.warns(UserWarning, match="checkpoint-10 was restored"):
+        trained(tmp_path, resume=True, stop=12, save_steps=4, save_total_limit=1)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-12", "checkpoint-15"]
+    with pytest.warns(UserWarning, match="checkpoint-12 was restored"):
+        trained(tmp_path, resume=True, save_total_limit=1)
+    assert os.listdir(tmp_path) == ["checkpoint-16"]
+
+
 def test_where_all_are_damaged_no_run_begins_anew(tmp_path: Path) -> None:
     trained(tmp_path, stop=10)
     for name in ("checkpoint-5", "checkpoint-10"):

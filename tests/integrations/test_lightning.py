@@ -162,8 +162,9 @@ def test_a_damaged_best_is_refused(tmp_path: Path) -> None:
     best = trainer.checkpoint_callback.best_model_path
     assert Path(best).name == "epoch=1.ckpt"
     damage(Path(best))
+    data: Any = torch.ones(4, 4)
     with pytest.raises(xckpt.CorruptCheckpointError, match=r"epoch=1\.ckpt"):
-        trainer.fit(trainer.model, DataLoader(torch.ones(4, 4)), ckpt_path="best")
+        trainer.fit(trainer.model, DataLoader(data), ckpt_path="best")
 
 
 class Fails(XckptCheckpointIO):

@@ -194,8 +194,8 @@ def test_where_all_are_damaged_no_run_begins_anew(cut: bool, tmp_path: Path) -> 
         (tmp_path / "run" / "checkpoint" / "step-00000002" / "xckpt.json").write_text("{")
     else:
         damaged(tmp_path / "run", 2)
-    for more in ({}, {"initial_load_path": first}):
-        trainer = Trainer(tmp_path / "run", **more)
+    for begins_with in (None, first):
+        trainer = Trainer(tmp_path / "run", initial_load_path=begins_with)
         with pytest.raises(xckpt.CorruptCheckpointError, match="no step is good"):
             trainer.checkpointer.load()
     with pytest.raises((xckpt.CorruptCheckpointError, xckpt.ManifestError)):

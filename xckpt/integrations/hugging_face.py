@@ -97,8 +97,9 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         save(path, state, overwrite=True, metadata=notes)
         if self.args.should_save:
             Path(path, STATE_FILE).write_text(own, encoding="utf-8")
-            best = self.state.best_model_checkpoint
-            remove_outdated(sort_checkpoints(root), self.args.save_total_limit, best)
+            # A run that has gone back is behind newer ones, which may be damaged.
+            kept = path, self.state.best_model_checkpoint
+            remove_outdated(sort_checkpoints(root), self.args.save_total_limit, *kept)
 
     def _trained(self) -> Any:
         return self.model_wrapped if self.is_fsdp_enabled else self.model

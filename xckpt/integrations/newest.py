@@ -110,13 +110,13 @@ def newest_whole(paths: Callable[[], Sequence[str]], check: Callable[[str], str]
         return broadcast(group, "find the newest good checkpoint", found).decode() or None
 
 
-def remove_outdated(paths: Sequence[str], limit: int | None, best: str | None = None) -> None:
+def remove_outdated(paths: Sequence[str], limit: int | None, *kept: str | None) -> None:
     """Delete checkpoints until few enough are left; call it on one rank.
 
     Args:
         paths: local folders, the oldest first. The newest always stays.
         limit: how many may stay; None, or less than one, for all.
-        best: one that stays, too.
+        kept: others that stay: what was just saved, or is the best. None is none.
 
     Example:
         >>> import numpy as np, xckpt
@@ -126,7 +126,7 @@ def remove_outdated(paths: Sequence[str], limit: int | None, best: str | None = 
         >>> os.listdir("steps")
         ['2']
     """
-    stays = {os.path.realpath(path) for path in (*paths[-1:], best) if path is not None}
+    stays = {os.path.realpath(path) for path in (*paths[-1:], *kept) if path is not None}
     others = [path for path in paths if os.path.realpath(path) not in stays]
     surplus = 0 if limit is None or limit < 1 else len(paths) - max(limit, len(paths) - len(others))
     for path in others[: max(surplus, 0)]:
