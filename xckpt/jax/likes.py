@@ -66,7 +66,7 @@ def _sharding(
     sharding, mesh = place.sharding, place.mesh
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(f"mesh= takes a jax.sharding.Mesh, not a {type(mesh).__name__}")
-    if place.device is not None and not mesh is sharding is None:
+    if place.device is not None and (mesh is not None or sharding is not None):
         raise TypeError("give device= or a mesh and sharding, which say on which devices it is")
     if isinstance(sharding, jax.sharding.Sharding):
         return sharding

@@ -82,7 +82,7 @@ class InTime:
         except RanksFailedError:
             raise
         except RuntimeError as error:
-            raise lost(f"the coordination service failed: {str(error).splitlines()[0]}") from error
+            raise failed(error) from error
 
     def is_set(self, key: str) -> bool:
         """Whether a key is set."""
@@ -125,6 +125,11 @@ def service() -> tuple[Client | None, int, int]:
     """
     state = distributed.global_state
     return state.client, state.process_id or 0, state.num_processes or 1  # type: ignore[return-value]
+
+
+def failed(error: RuntimeError) -> RanksFailedError:
+    """The error about a service that answered with another one."""
+    return lost(f"the coordination service failed: {str(error).splitlines()[0]}")
 
 
 def silent_ranks(ranks: Sequence[int], seconds: float) -> RanksFailedError:

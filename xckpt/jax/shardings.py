@@ -128,8 +128,7 @@ def stored_sharding(sharding: jax.sharding.Sharding, rank: int) -> Sharding | No
     if not isinstance(sharding, NamedSharding):
         return None
     axes = tuple((str(axis), int(size)) for axis, size in sharding.mesh.shape.items())
-    spec = [_axes_of(entry) for entry in sharding.spec][:rank]
-    return Sharding(axes=axes, spec=(*spec, *[()] * (rank - len(spec))))
+    return Sharding(axes=axes, spec=_cuts(sharding.spec, rank))
 
 
 def spread(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> OnMesh | None:
@@ -143,9 +142,8 @@ def spread(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> OnMesh | 
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return None
     number = {str(axis): place for place, axis in enumerate(sharding.mesh.axis_names)}
-    cuts = [tuple(number[axis] for axis in _axes_of(entry)) for entry in sharding.spec]
-    every = (*cuts, *[()] * (len(shape) - len(cuts)))
-    return OnMesh(shape, _processes_of(sharding.mesh), every[: len(shape)])
+    cuts = (tuple(number[axis] for axis in axes) for axes in _cuts(sharding.spec, len(shape)))
+    return OnMesh(shape, _processes_of(sharding.mesh), tuple(cuts))
 
 
 @lru_cache(maxsize=16)
@@ -154,6 +152,12 @@ def _processes_of(mesh: Mesh) -> MeshProcesses:
     devices = cast("NDArray[np.object_]", mesh.devices)
     numbers = [cast(Device, device).process_index for device in devices.ravel()]
     return MeshProcesses("jax", np.array(numbers, np.int64).reshape(devices.shape))
+
+
+def _cuts(spec: PartitionSpec, rank: int) -> tuple[tuple[str, ...], ...]:
+    """For each of ``rank`` dimensions the mesh axes that cut it."""
+    cuts = [_axes_of(entry) for entry in spec][:rank]
+    return (*cuts, *[()] * (rank - len(cuts)))
 
 
 def _axes_of(entry: object) -> tuple[str, ...]:

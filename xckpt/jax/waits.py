@@ -18,7 +18,7 @@ from xckpt.engine.ranks.patience import GRACE_SECONDS
 from xckpt.engine.ranks.waiting import SLICE_SECONDS, Waiting, given_up, wait_in_thread
 from xckpt.errors import RankFailure, RanksFailedError, ranks_in_words
 from xckpt.jax.notes import Notes
-from xckpt.jax.service import InTime, lost, silent_ranks
+from xckpt.jax.service import InTime, failed, lost, silent_ranks
 
 LOOK_SECONDS = 0.7
 """How often a rank that waits looks at the notes; `SLICE_SECONDS` once one is suspected."""
@@ -127,9 +127,7 @@ class Waits:
                 raise
             except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise lost(
-                        f"the coordination service failed: {str(error).splitlines()[0]}"
-                    ) from error
+                    raise failed(error) from error
             if self._rank == self._coordinator and time.monotonic() - said > beat_of(self._timeout):
                 said = time.monotonic()
                 self._notes.say_alive(0.0)

@@ -111,9 +111,7 @@ class _Meeting:
         self._raise_noted()
         links, invitation = invite(_server_of(self._store))
         self._store.set(INVITATION, cast(str, _encode(invitation)))
-        self.links = links
-        if self.is_over:
-            links.close()
+        self._take(links)
 
     def accept(self) -> None:
         """Another rank: wait for the invitation, and connect."""
@@ -133,6 +131,9 @@ class _Meeting:
         except ConnectionError as error:
             lost = [RankFailure(self._coordinator, CLOSED, str(error))]
             raise given_up(_await_note(self._store) or lost) from error
+        self._take(links)
+
+    def _take(self, links: Links) -> None:
         self.links = links
         if self.is_over:
             links.close()

@@ -18,8 +18,8 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.names import KeyPath
+from xckpt.core.plan.new_leaves import weightless
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import torch_dtype
 
@@ -40,7 +40,7 @@ class DictState:
         """Like the parameter that an optimizer's tensor belongs to, else a whole on the CPU."""
         wanted = torch_dtype(dtype)
         if wanted is None:
-            return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape)
+            return weightless(shape, dtype)
         parameter = self._parameter(keys)
         if parameter is None or tuple(parameter.shape) != shape:
             return torch.empty(shape, dtype=wanted, device="meta")

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final, Generic, TypeVar, cast
 
-import numpy as np
-
 from xckpt.core.adapter import Adapter, Children
-from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath
+from xckpt.core.plan.new_leaves import weightless
 
 Value = TypeVar("Value")
 
@@ -34,7 +32,7 @@ class AllRanks:
 
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A NumPy array of its own for each tensor."""
-        return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape)
+        return weightless(shape, dtype)
 
     def load(self, tree: object) -> None:
         """Refuse a load in place.
