@@ -139,6 +139,9 @@ class ArrayAdapter(Adapter[Leaf]):
         """A new array with the elements of NumPy's, on the device of ``like``.
 
         It may keep the memory of ``data``. Called from several threads.
+
+        Raises:
+            UnsupportedLeafError: always, unless a subclass overrides it.
         """
         raise UnsupportedLeafError(f"a {type(like).__qualname__} can be saved, but not loaded")
 

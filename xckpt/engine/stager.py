@@ -164,10 +164,11 @@ class BlockingAsyncStager(AsyncStager):
     def prepare(self, state_dict: Any) -> None:  # noqa: ANN401  # any tree
         """Get the memory for a state like this one now, so that the first stage is as fast as any.
 
-        Only for a stager that caches; nothing is copied.
+        Nothing is copied.
 
         Raises:
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
+            ValueError: this stager does not keep its memory.
         """
         if not self.cache_staged_state_dict:
             raise ValueError("prepare is for BlockingAsyncStager(cache_staged_state_dict=True)")

@@ -52,6 +52,9 @@ def copy_bits(target: Array, source: Array) -> None:
 
     The two may be any views, but of different memory.
 
+    Raises:
+        ValueError: they are of different shapes or item sizes.
+
     Example:
         >>> source = np.arange(6, dtype=np.float16).reshape(2, 3)
         >>> target = np.empty((3, 2), np.float16)

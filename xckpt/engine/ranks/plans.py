@@ -158,11 +158,13 @@ class _Exchange:
 
     def __init__(self, group: Group, planning: Planning, kept: KeptPlans | None) -> None:
         self._group, self._planning = group, planning
-        self._kept = kept if planning.key is not None and kept is not None else KeptPlans()
-        self._keeps = planning.key is not None and kept is not None
+        kept = None if planning.key is None else kept
+        self._kept, self._keeps = kept or KeptPlans(), kept is not None
         self._codec = SavePlanCodec(many=True)
         self._local: SavePlan | None = None
-        self._plan = self._table = self._digest = self._known = b""
+        self._plan = self._table = self._digest = b""
+        self._known = b""
+        """A digest of what this rank knows of all plans; empty if it sends its own plan."""
         self._offers: list[_Offer] = []
         """The coordinator: all ranks' plans."""
 
