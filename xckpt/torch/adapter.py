@@ -238,5 +238,10 @@ def _specialist(tensor: torch.Tensor) -> _Specialist | None:
     for home, kind, module_name in _SPECIALISTS:
         module = sys.modules.get(home)
         if module is not None and isinstance(tensor, getattr(module, kind)):
-            return cast(_Specialist, importlib.import_module(module_name))
+            return _imported(module_name)
     return None
+
+
+@functools.cache
+def _imported(module_name: str) -> _Specialist:
+    return cast(_Specialist, importlib.import_module(module_name))

@@ -123,6 +123,27 @@ def test_targets_like_any_distribution(four_ranks: Ranks, case: Case) -> None:
             assert all(checks), checks
 
 
+def on_rank_alike(rank: int) -> list[bool]:
+    mesh = on_rank_mesh("4")
+
+    def held(rows: int, dim: int = 0, **about: object) -> TensorLeaf:
+        local = torch.zeros((rows, 8) if dim == 0 else (rows * 4, 2))
+        made = DTensor.from_local(local, mesh, [Shard(dim)], run_check=False, **about)  # type: ignore[arg-type]
+        return ADAPTER.describe(made, "w")
+
+    one, again = held(3), held(3, shape=torch.Size((12, 8)), stride=(8, 1))
+    return [
+        one.boxes is again.boxes and one.sharding is again.sharding,
+        one.boxes is not held(4).boxes and one.boxes is not held(3, 1).boxes,
+        bool(one.spread and again.spread and one.spread() and one.spread() is again.spread()),
+        one.data(0) is not again.data(0),
+    ]
+
+
+def test_what_dtensors_that_lie_alike_have_in_common_is_found_once(four_ranks: Ranks) -> None:
+    assert four_ranks.run(on_rank_alike) == [[True] * 4] * 4
+
+
 def on_rank_refuse(rank: int) -> list[str]:
     mesh = on_rank_mesh("2x2")
     partial = DTensor.from_local(torch.ones(2), mesh, [Shard(0), Partial()], run_check=False)

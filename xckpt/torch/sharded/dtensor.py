@@ -7,33 +7,29 @@
 3. Every combination of the dimensions' intervals is a box; its data are a view of the local tensor.
    Boxes without elements are left out.
 
-A local tensor that can list its own shards is asked instead: a `LocalShardsWrapper`, which holds
-embedding tables as TorchRec shards them. Such a table may have several shards on a rank
-(column-wise), one (row-wise), or all of it on one rank and nothing on the others (table-wise). Mesh
-and placements do not tell which; the tensor's hooks do, which torch's own checkpoints use as well:
+A local tensor that can list its own shards is asked instead (`xckpt.torch.sharded.hooked`).
 
-1. ``__create_chunk_list__`` gives offsets and sizes of the local shards. A rank without any gives
-   one empty chunk, or none. ``__get_tensor_shard__`` gives a shard's tensor.
-2. The element type is the shards': a rank without any does not know it (the wrapper itself claims
-   torch's default), so it says nothing, and other ranks do.
-3. Filled in place, the shards are written. A new one is a wrapper over new shards, in a DTensor of
-   the same mesh and placements. Other classes with these hooks can only be filled in place.
+A state has many tensors that lie alike: what follows from mesh, placements and shapes is found once
+for all of them (`_Layout`).
 
 Only sizes enter, never elements or offsets one by one, and nothing is communicated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, cast
+from typing import Final, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.placements import (
     Cut,
     Interval,
@@ -55,20 +51,35 @@ from xckpt.torch.leaf import (
     known_dtype,
     plain,
 )
-from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
-from xckpt.torch.target import Memory, TensorTarget, empty_like
+from xckpt.torch.sharded.hooked import local_shards, new_wrapper
+from xckpt.torch.target import Memory, TensorTarget
+
+MOST_LAYOUTS: Final = 1 << 10
+"""Layouts of a mesh that are kept; a state has a few."""
 
 
-class _Chunk(Protocol):
-    @property
-    def offsets(self) -> Sequence[int]: ...
-    @property
-    def sizes(self) -> Sequence[int]: ...
+@dataclass(slots=True, eq=False)
+class _Layout:
+    """What DTensors have in common that lie alike on a mesh."""
+
+    shape: tuple[int, ...]
+    boxes: Boxes
+    views: Sequence[View]
+    """The local tensor's view of each box."""
+    sharding: Sharding
+    known: list[Spread | None] = field(default_factory=list["Spread | None"])
+    """Where the boxes of all ranks are, once that was asked."""
+
+    def spread(self, tensor: DTensor) -> Spread | None:
+        """Where the boxes of all ranks are; a save by one process has no need of it."""
+        if not self.known:
+            from xckpt.torch.sharded.spread import of_dtensor
+
+            self.known.append(of_dtensor(tensor))
+        return self.known[0]
 
 
-class _Hooked(Protocol):
-    def __create_chunk_list__(self) -> Sequence[_Chunk]: ...
-    def __get_tensor_shard__(self, index: object) -> torch.Tensor: ...
+_layouts: Final[WeakKeyDictionary[DeviceMesh, dict[Hashable, _Layout]]] = WeakKeyDictionary()
 
 
 def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
@@ -83,18 +94,18 @@ def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     _check_placements(tensor.placements, name)
     local = _local_tensor(tensor)
     if _has_hooks(local):
-        return _local_shards(tensor, local, name).source()
+        return local_shards(tensor, local, _sharding(tensor), name).source()
     local = plain(local, name)
     check_readable(local, name)
-    boxes, views = _local_boxes(tensor, tuple(local.shape), name)
+    layout = _layout(tensor, local.shape, name)
     return TensorLeaf(
-        tuple(tensor.shape),
+        layout.shape,
         known_dtype(local.dtype, name),
-        boxes,
-        [local[view] for view in views],
+        layout.boxes,
+        [local[view] for view in layout.views],
         True,
-        _sharding(tensor),
-        spread=partial(_spread, tensor),
+        layout.sharding,
+        spread=partial(layout.spread, tensor),
     )
 
 
@@ -109,23 +120,23 @@ def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget
     _check_placements(tensor.placements, name)
     local = _local_tensor(tensor)
     if _has_hooks(local):
-        shards = _local_shards(tensor, local, name)
-        return shards.target_in_place(tensor) if in_place else _new_wrapper(tensor, local, shards)
+        shards = local_shards(tensor, local, _sharding(tensor), name)
+        return shards.target_in_place(tensor) if in_place else new_wrapper(tensor, local, shards)
     local = plain(local, name)
     if in_place:
         check_writable(local, name)
-    boxes, views = _local_boxes(tensor, tuple(local.shape), name)
+    layout = _layout(tensor, local.shape, name)
 
     def allocate() -> Memory:
         filled = tensor if in_place else _empty_like(tensor)
         memory = plain(_local_tensor(filled), name)
-        parts = [memory[view] for view in views]
+        parts = [memory[view] for view in layout.views]
         if in_place:
             return Memory(tensor, parts, (tensor,))
         return Memory(filled.requires_grad_(tensor.requires_grad), parts)
 
     dtype = known_dtype(local.dtype, name)
-    return TensorTarget(tuple(tensor.shape), dtype, boxes, allocate, in_place)
+    return TensorTarget(layout.shape, dtype, layout.boxes, allocate, in_place)
 
 
 def rebuild_recipe(leaf: torch.Tensor) -> RebuildRecipe | None:
@@ -170,72 +181,38 @@ def _sharding(tensor: DTensor) -> Sharding:
     )
 
 
-def _spread(tensor: DTensor) -> Spread | None:
-    """Where the boxes of all ranks are; a save by one process has no need of it."""
-    from xckpt.torch.sharded.spread import of_dtensor
-
-    return of_dtensor(tensor)
-
-
 def _has_hooks(local: torch.Tensor) -> bool:
     """Whether a DTensor's local tensor says itself which shards it has."""
     return hasattr(local, "__create_chunk_list__") and hasattr(local, "__get_tensor_shard__")
 
 
-def _local_shards(tensor: DTensor, local: torch.Tensor, name: str) -> LocalShards:
-    """The shards that a local tensor with hooks says it has."""
-    from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    hooked = cast(_Hooked, local)
-    shards: list[LocalShard] = []
-    for number, chunk in enumerate(hooked.__create_chunk_list__()):
-        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-        if box.elements:  # a rank without shards has an empty one in their place
-            index = MetadataIndex(name, torch.Size(box.offsets), number)
-            shards.append((box, hooked.__get_tensor_shard__(index)))
-    listed: Sequence[torch.Tensor] = getattr(local, "local_shards", list)()
-    dtype = listed[0].dtype if listed else None
-    return LocalShards(name, tuple(tensor.shape), dtype, shards, _sharding(tensor))
-
-
-def _new_wrapper(tensor: DTensor, local: torch.Tensor, shards: LocalShards) -> TensorTarget:
-    """A DTensor over a `LocalShardsWrapper` of new shards, real where these are on ``meta``."""
-    from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
-
-    if not isinstance(local, LocalShardsWrapper):
-        raise UnsupportedLeafError(
-            f"{shards.name}: a DTensor over a {type(local).__name__} can only be filled in place; "
-            f"use load_into"
-        )
-
-    def make() -> tuple[DTensor, Sequence[LocalShard]]:
-        new_shards = [(box, empty_like(shard)) for box, shard in shards.shards]
-        new = DTensor.from_local(
-            LocalShardsWrapper(
-                [shard for _, shard in new_shards], [box.offsets for box, _ in new_shards]
-            ),
-            tensor.device_mesh,
-            tensor.placements,
-            run_check=False,
-            shape=tensor.shape,
-            stride=tensor.stride(),
-        )
-        new.requires_grad_(tensor.requires_grad)
-        return new, new_shards
-
-    return shards.new_target(make)
-
-
-def _local_boxes(
-    tensor: DTensor, local_shape: tuple[int, ...], name: str
-) -> tuple[Boxes, Sequence[View]]:
-    """The boxes of this rank's local tensor and its view of each; none outside the mesh."""
+def _layout(tensor: DTensor, local_shape: tuple[int, ...], name: str) -> _Layout:
+    """How a DTensor lies, found once for all that lie alike."""
     if not dist.is_initialized():
         raise UnsupportedLeafError(
             f"{name}: a DTensor whose process group was destroyed; save or load before "
             f"destroy_process_group(), or use its to_local()"
         )
     coordinate = tensor.device_mesh.get_coordinate()
+    place = None if coordinate is None else tuple(coordinate)
+    order = getattr(getattr(tensor, "_spec", None), "shard_order", None), is_literal(tensor)
+    placements = tensor.placements
+    factors = tuple(map(split_factor, placements))  # torch compares placements without them
+    key = place, placements, factors, order, tensor.shape, local_shape
+    known = _layouts.setdefault(tensor.device_mesh, {})
+    layout = known.get(key)
+    if layout is None:
+        if len(known) >= MOST_LAYOUTS:
+            known.clear()
+        boxes, views = _local_boxes(tensor, place, tuple(local_shape), name)
+        layout = known[key] = _Layout(tuple(tensor.shape), boxes, views, _sharding(tensor))
+    return layout
+
+
+def _local_boxes(
+    tensor: DTensor, coordinate: tuple[int, ...] | None, local_shape: tuple[int, ...], name: str
+) -> tuple[Boxes, Sequence[View]]:
+    """The boxes of this rank's local tensor and its view of each; none outside the mesh."""
     if coordinate is None:
         return Boxes.of([], rank=tensor.ndim), ()
     _check_order(tensor, coordinate, name)
