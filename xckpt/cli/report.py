@@ -19,7 +19,13 @@ import msgspec
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.grid import count_cells
-from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry, leaf_arrays
+from xckpt.core.manifest.entries import (
+    BytesEntry,
+    Entry,
+    Manifest,
+    ValueEntry,
+    leaf_arrays,
+)
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.shown import readable_bytes
 from xckpt.core.values import decode_value, shown_value
@@ -172,7 +178,7 @@ def _summed(
     )
 
 
-def _leaf_report(leaf: TensorEntry | ValueEntry | BytesEntry) -> LeafReport:
+def _leaf_report(leaf: Entry) -> LeafReport:
     if isinstance(leaf, ValueEntry):
         value = shown_value(decode_value(leaf.type, leaf.value))
         return LeafReport(leaf.name, "value", leaf.type, None, 0, "manifest", value=value)

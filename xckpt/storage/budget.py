@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from xckpt.core.geometry.grid import Int64s
+from xckpt.core.geometry.box import Int64s
 from xckpt.core.plan.items import WriteItem, WriteItems
 from xckpt.engine.ranks.alive import WORK
 from xckpt.options import StorageOptions, default_threads, processors, storage_option

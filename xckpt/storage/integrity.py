@@ -16,7 +16,8 @@ from itertools import islice
 
 import tensorstore as ts
 
-from xckpt.core.geometry.grid import Int64s, ZarrArray
+from xckpt.core.geometry.box import Int64s
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest, array_document, arrays, documents
 from xckpt.core.manifest.own_keys import MANIFEST

@@ -13,7 +13,13 @@ from math import prod
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.shard_cuts import DimensionCuts, dimension_cuts
-from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry, leaf_arrays
+from xckpt.core.manifest.entries import (
+    BytesEntry,
+    Entry,
+    Manifest,
+    ValueEntry,
+    leaf_arrays,
+)
 from xckpt.core.text.printable import printable
 from xckpt.core.values import decode_value, shown_value
 from xckpt.viewer.model import CheckpointPage, LeafKind, StoredBox
@@ -75,14 +81,14 @@ class _LeafKinds:
         self._numbers: Numbered[Hashable] = Numbered()
         self._intervals = self._arrays = 0
 
-    def number(self, leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
+    def number(self, leaf: Entry) -> int:
         """The number of a leaf's kind."""
         number = self._numbers.of(_key(leaf))
         if number == len(self.described):
             self.described.append(self._describe(leaf))
         return number
 
-    def _describe(self, leaf: TensorEntry | ValueEntry | BytesEntry) -> LeafKind:
+    def _describe(self, leaf: Entry) -> LeafKind:
         if isinstance(leaf, ValueEntry):
             return LeafKind("value", printable(leaf.type))
         arrays = tuple(leaf_arrays(leaf))
@@ -124,7 +130,7 @@ class _LeafKinds:
         return tuple(map(self.cuts.of, shown))
 
 
-def _key(leaf: TensorEntry | ValueEntry | BytesEntry) -> Hashable:
+def _key(leaf: Entry) -> Hashable:
     """Equal for leaves of one kind."""
     if isinstance(leaf, ValueEntry):
         return leaf.type

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.manifest.entries import BytesEntry, TensorEntry, ValueEntry
+from xckpt.core.manifest.entries import BytesEntry, Entry, TensorEntry
 from xckpt.core.text.printable import printable
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.contents.statistics import of_block
@@ -107,7 +107,7 @@ def text_of(checkpoint: Checkpoint, leaf: int) -> TextShown:
     return TextShown(text[:MOST_CHARACTERS], len(text))
 
 
-def _leaf(checkpoint: Checkpoint, number: int) -> TensorEntry | ValueEntry | BytesEntry:
+def _leaf(checkpoint: Checkpoint, number: int) -> Entry:
     leaves = checkpoint.manifest.leaves
     if not 0 <= number < len(leaves):
         raise ValueError(f"there is no leaf {number}")

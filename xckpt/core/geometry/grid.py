@@ -27,14 +27,11 @@ from math import gcd, isqrt, prod
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.box import Box, Boxes, Int64s, Shape
 from xckpt.core.geometry.shards.inner import inner_chunk
 from xckpt.core.names import zarr_path
 from xckpt.core.text.shown import brief
-
-Int64s = NDArray[np.int64]
 
 SHATTERED = 4
 """Pieces are chosen where a regular grid has this many times more chunks than the bytes ask for."""

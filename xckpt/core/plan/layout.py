@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.box import Boxes, Int64s
 from xckpt.core.geometry.cover import cover_fault, unique
 from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
 from xckpt.core.geometry.kept_grid import still_fits
@@ -36,8 +36,6 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LeafTable
-
-Int64s = NDArray[np.int64]
 
 SMALLEST_SHARE = 1 << 20
 """Chunks are not made smaller than this (bytes) for the sake of sharing replicas."""

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from xckpt.core.dtypes import item_size, numpy_dtype
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Int64s
 from xckpt.core.geometry.cell_blocks import cell_at, cell_blocks, count_met
-from xckpt.core.geometry.grid import Int64s, ZarrArray, cells
+from xckpt.core.geometry.grid import ZarrArray, cells
 from xckpt.core.manifest.stored_arrays import StoredArrays
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import LeafTooLargeError

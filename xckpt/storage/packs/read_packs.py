@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.grid import Int64s
+from xckpt.core.geometry.box import Int64s
 from xckpt.core.manifest.packs import runs
 from xckpt.errors import XckptError
 from xckpt.storage.array import digest_bytes

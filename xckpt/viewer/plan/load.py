@@ -15,10 +15,9 @@ from math import prod
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.box import Boxes, Int64s
 from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.geometry.cover import unique
 from xckpt.core.geometry.grid import ZarrArray, cells
@@ -30,8 +29,6 @@ from xckpt.viewer.plan.mesh_text import ReaderMesh
 from xckpt.viewer.plan.save import saved_grids
 from xckpt.viewer.plan.shown import HostShown, PlanShown, RankShown, TargetShown
 from xckpt.viewer.shown import CutsOfDimension, Numbered
-
-Int64s = NDArray[np.int64]
 
 MOST_WANTED: Final = 4_000_000
 """Chunks that all ranks together want; a larger plan is refused."""
