@@ -30,13 +30,13 @@ from xckpt.engine.fresh_memory import (
     CACHE_LINE,
     HUGE_PAGE,
     PAGE,
+    Bytes,
     offer,
     populate,
     use_huge_pages,
 )
 from xckpt.options import processors
 
-Bytes = NDArray[np.uint8]
 Array = NDArray[np.generic]
 Result = TypeVar("Result")
 
