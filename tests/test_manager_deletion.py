@@ -189,13 +189,14 @@ def test_a_deletion_that_was_killed_is_finished_by_the_next_run(tmp_path: Path) 
     assert files_in(step) == 0 and numbers(checkpoints.steps()) == [2]
 
 
-def test_in_a_bucket_a_day_old_leftovers_go() -> None:
+def test_in_a_bucket_leftovers_go_once_the_run_has_saved_for_a_day() -> None:
     root = "memory://manager-old-leftovers"
-    xckpt.save(f"{root}/1", many(1, 1))
+    with xckpt.CheckpointManager(root) as checkpoints:
+        checkpoints.save(1, many(1, 1))
     store = open_store(Location.parse(root))
     ages = {"old": time.time() - 90_000, "young": time.time() - 60}
     for name, at in ages.items():
-        key = f"1/{GENERATIONS}/{int(at):08x}{0:08x}/{name}/c/0"
+        key = f"step-00000001/{GENERATIONS}/{int(at):08x}{0:08x}/{name}/c/0"
         store.write(key, b"x").result()
     with xckpt.CheckpointManager(root) as checkpoints:
         checkpoints.wait()

@@ -20,9 +20,7 @@ from xckpt.core.run.policies import KeepPolicy
 from xckpt.core.run.record import StepRecord
 from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.steps import broadcast
-from xckpt.errors import (
-    NotACheckpointError,
-)
+from xckpt.errors import NotACheckpointError
 
 if TYPE_CHECKING:
     from xckpt.storage.run_steps import Steps
@@ -215,8 +213,9 @@ class RunFolder:
 
     def collect(self) -> None:
         """Remove in the background what killed saves and deletions have left in the roots."""
+        times = [record.time for record in self.records if record.time is not None]
         for root in self.roots if self.is_coordinator else ():
-            root.collect()
+            root.collect(next(iter(times[-1:]), None))
 
     def wait(self) -> None:
         """Return when all is deleted, or could not be."""

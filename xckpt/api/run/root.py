@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xckpt.api.save import Path
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("xckpt")
 
 LEFTOVERS = 86400.0
-"""Seconds after which what a killed save or deletion has left is removed, if its owner may be
-alive on another host."""
+"""Seconds for which the run has to have saved since a save or deletion began whose owner may be
+alive on another host: then what it has left is removed."""
 
 
 class RunRoot:
@@ -92,15 +94,22 @@ class RunRoot:
     def _own(self, record: StepRecord) -> StepRecord:
         return replace(record, temporary=True) if self.temporary else record
 
-    def collect(self) -> None:
-        """Remove in the background what killed saves and deletions have left."""
-        self.remover.run(self._collect)
+    def collect(self, saved: float | None) -> None:
+        """Remove in the background what killed saves and deletions have left.
 
-    def _collect(self) -> None:
+        Args:
+            saved: when the newest step of the run was saved, by the run's clock; None if none was.
+        """
+        self.remover.run(partial(self._collect, saved))
+
+    def _collect(self, saved: float | None) -> None:
         from xckpt.api.gc import gc
 
+        # By the clock of the run: that of this host may be a day ahead, and another host may be
+        # saving now. What it writes is younger than the newest step.
+        ahead = None if saved is None else max(0.0, time.time() - saved)
         try:
             if self.location.folder is None or self.location.folder.is_dir():
-                gc(str(self.location), older_than=LEFTOVERS)
+                gc(str(self.location), older_than=None if ahead is None else LEFTOVERS + ahead)
         except XckptError as error:
             logger.warning("leftovers in %s were not removed: %s", self.location, error)

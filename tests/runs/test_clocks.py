@@ -1,0 +1,119 @@
+"""Clocks that jump, an hour back or a day ahead: no save waits long, nothing that lives goes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.support.servers import environment, gcs, s3
+from xckpt.policies import EveryMinutes, EverySteps, Latest
+from xckpt.storage.write_checkpoint import ZarrStorageWriter
+
+__all__ = ["environment", "gcs", "s3"]
+
+HOUR, DAY = 3600.0, 86400.0
+_roots = itertools.count()
+
+
+@pytest.fixture(params=["folder", "memory", "s3", "gcs"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "run")
+    if request.param == "memory":
+        return f"memory://clocks-{next(_roots)}"
+    return f"{request.getfixturevalue(request.param)}/clocks-{next(_roots)}"
+
+
+class Clock:
+    """The clock of this host, as the tests set it."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self._real = time.time
+
+    def now(self) -> float:
+        return self._real() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "time", clock.now)
+    return clock
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"w": np.full(6, float(step)), "own": xckpt.PerRank(np.full(3, step))}
+
+
+def numbers(found: list[xckpt.StepRecord]) -> list[int]:
+    return [record.number for record in found]
+
+
+def test_a_clock_that_jumps_costs_a_save_and_no_step(root: str, clock: Clock) -> None:
+    """Every ten minutes a step, every half hour a save; each jump is followed by one at once."""
+    jumps = {4: -HOUR, 8: DAY, 12: -DAY, 16: -DAY}
+    keep = [EveryMinutes(60), Latest(1)]
+    with xckpt.CheckpointManager(root, save=EveryMinutes(30), keep=keep) as checkpoints:
+        saved = []
+        for step in range(20):
+            clock.ahead += 600 + jumps.get(step, 0.0)
+            saved += [step] if checkpoints.save(step, state_of(step)) else []
+        assert saved == [2, 4, 8, 11, 12, 15, 16, 19]
+    again = xckpt.CheckpointManager(root)
+    assert numbers(again.steps()) == [2, 4, 8, 12, 16, 19]
+    assert again.restore()["w"][0] == 19.0
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Saves in the background write, say so, and wait before they commit."""
+    write, written, goes_on = ZarrStorageWriter.write_data, threading.Event(), threading.Event()
+
+    def wait(self: ZarrStorageWriter, *arguments: Any) -> object:
+        found = write(self, *arguments)
+        written.set()
+        assert goes_on.wait(60)
+        return found
+
+    monkeypatch.setattr(ZarrStorageWriter, "write_data", wait)
+    yield written, goes_on
+    goes_on.set()
+
+
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("ahead", [-DAY, 3 * DAY])
+def test_a_run_elsewhere_with_another_clock_removes_nothing_that_is_being_saved(
+    root: str,
+    clock: Clock,
+    held: tuple[threading.Event, threading.Event],
+    step: int,
+    ahead: float,
+) -> None:
+    """A new step, and one that is replaced."""
+    written, goes_on = held
+    goes_on.set()
+    checkpoints = xckpt.CheckpointManager(root, save=EverySteps(1), keep=Latest(1))
+    checkpoints.save(0, state_of(0))
+    checkpoints.wait()
+    goes_on.clear()
+    written.clear()
+    checkpoints.save(step, state_of(7), force=True)
+    assert written.wait(60)
+    clock.ahead = ahead
+    with xckpt.CheckpointManager(root) as other:
+        assert numbers(other.steps()) == [0]
+    clock.ahead = 0.0
+    goes_on.set()
+    checkpoints.wait()
+    assert numbers(checkpoints.steps()) == [step]
+    assert xckpt.open(checkpoints.path(step)).verify() == []
+    assert xckpt.load(checkpoints.path(step))["w"][0] == 7.0
