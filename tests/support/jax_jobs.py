@@ -38,7 +38,8 @@ def run(
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "OMP_NUM_THREADS": "1",
     }
-    address = f"localhost:{_free_port()}"
+    held = _held_port()
+    address = f"localhost:{held.getsockname()[1]}"
     pipes: list[Connection] = []
     started = []
     for number in range(processes):
@@ -59,6 +60,7 @@ def run(
             process.join()
         for pipe in pipes:
             pipe.close()
+        held.close()
     ended = [process.exitcode for process in started]
     said = "\n".join(f"process {n}: {ended[n]}\n{fault}" for n, (fault, _) in enumerate(answers))
     for number, (fault, _) in enumerate(answers):
@@ -78,10 +80,12 @@ def _answer(pipe: Connection) -> tuple[str, object]:
     return fault, json.loads(text)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+def _held_port() -> socket.socket:
+    """A free port, which the job shares and no other process gets; nothing listens here."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("localhost", 0))
+    return held
 
 
 def _serve(
