@@ -342,6 +342,21 @@ def test_a_pipe_that_closes_is_no_fault_of_the_checkpoint(saved: Path) -> None:
     assert child.returncode == 141
 
 
+@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--json"], ["cat", "step"], ["verify"]])
+def test_an_answer_that_cannot_be_written_is_no_fault_of_the_checkpoint(
+    saved: Path, arguments: list[str]
+) -> None:
+    command, *rest = arguments
+    script = [sys.executable, "-c", CONSOLE_SCRIPT, command, str(saved), *rest]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(script, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    said = "xckpt: the answer cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *script]
+    done = subprocess.run(closed, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 STOPPED_EARLY = """
 import sys
 class Stop:

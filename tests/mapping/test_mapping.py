@@ -81,6 +81,18 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
         ),
         pytest.param(
             AB,
+            specs(b=(3, 2)),
+            specs(a=(2, 3)),
+            [
+                "no rule takes a leaf of the source, and rule a -> b makes its 'b': is the inverse "
+                "meant (inverse() or --inverse)?",
+                "target 'a' has a gap: [0, 2) x [0, 3); no rule makes it",
+                "source 'b': no rule uses [0, 3) x [0, 2)",
+            ],
+            id="the way back",
+        ),
+        pytest.param(
+            AB,
             specs(a=(2, 3)),
             {},
             ["target 'b' is not wanted, but rule a -> b makes [0, 3) x [0, 2) of it"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import numpy as np
+import pytest
 import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from tests.mapping.mappings import Case, cases, execute, made_by, same_bits
 from tests.support.examples import examples
 from xckpt.convert import Mapping
 from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.errors import MappingError
 from xckpt.mapping.operations import Add, Scale
 from xckpt.mapping.rule import Rule
 
@@ -44,6 +46,12 @@ def test_a_mapping_and_its_inverse_come_back_from_toml(case: Case) -> None:
 def test_both_directions_are_proven_on_shapes(case: Case) -> None:
     case.mapping.check(case.source_specs, case.target_specs)
     case.mapping.inverse().check(case.target_specs, case.source_specs)
+
+
+@given(cases())
+def test_a_mapping_that_is_turned_round_is_recognised(case: Case) -> None:
+    with pytest.raises(MappingError, match=r"is the inverse meant \(inverse\(\) or --inverse\)"):
+        case.mapping.check(case.target_specs, case.source_specs)
 
 
 @given(cases(most_rules=1), st.data())

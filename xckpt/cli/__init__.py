@@ -6,6 +6,7 @@ installs; a training job that only saves and loads does without.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command that the arguments name, and exit with its code."""
     try:
+        if sys.stdout is None:  # closed by the shell, as in `xckpt gc . >&-`
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
         missing = [name for name in ("click", "rich") if find_spec(name) is None]
         if missing:
             words = " and ".join(missing)

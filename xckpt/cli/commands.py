@@ -95,15 +95,20 @@ class Commands(click.Group):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = show_warning
-                return super().invoke(ctx)
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+                return result
         except XckptError as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             text = "\n".join([str(error), *getattr(error, "__notes__", ())])
             raise Failure(in_options(text, command)) from error
-        except BrokenPipeError:
+        except OSError as error:
             # What is left in the buffer goes nowhere, and says nothing at the interpreter's end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(PIPE_CLOSED)
+            if isinstance(error, BrokenPipeError):
+                ctx.exit(PIPE_CLOSED)
+            what = "the answer cannot be written" if error.filename is None else error.filename
+            raise Failure(f"{what}: {error.strerror or error}") from error
         except (KeyboardInterrupt, click.Abort, ImportError) as error:
             if not isinstance(error, click.Abort) and not is_interrupt(error):
                 raise

@@ -41,7 +41,7 @@ Run = tuple[int, int]
 """First index and length."""
 
 
-PARTS_DONE = (0.05, 0.1, 0.4, 1.0)
+PARTS_DONE = (0.0, 0.05, 0.1, 0.4, 1.0)
 """Which part of the time of a proof has usually passed after each of its parts."""
 
 
@@ -65,6 +65,7 @@ def problems_with(
     """
     failed = list(dict.fromkeys(failed))
     faults = (
+        () if failed else _turned_round(resolved),
         _misfits(resolved, target, failed),
         _unmade(resolved, target, failed),
         _target_faults(resolved),
@@ -80,6 +81,20 @@ def problems_with(
 
 def _whole(spec: TensorSpec) -> str:
     return str(Box.whole(spec.shape))
+
+
+def _turned_round(resolved: ResolvedMapping) -> Iterator[str]:
+    """A line if no rule takes a leaf of the source, but some would make one of its leaves."""
+    if resolved.targets or resolved.dropped:
+        return
+    for rule in resolved.idle:
+        made = next((n for n in resolved.sources if _matches(rule.target_patterns, n)), None)
+        if made is not None:
+            yield (
+                f"no rule takes a leaf of the source, and rule {rule} makes its {made!r}: is the "
+                f"inverse meant (inverse() or --inverse)?"
+            )
+            return
 
 
 def _misfits(

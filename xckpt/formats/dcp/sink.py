@@ -103,8 +103,7 @@ class DCPSink(TensorSink):
 
     def _lay_out(self) -> None:
         """Write nothing yet: values and metadata come last; say what DCP has no place for."""
-        # Each file of safetensors has a format, which says nothing about the model.
-        if set(self._contents.metadata) - {"format"}:
+        if self._contents.metadata:
             warnings.warn(
                 f"{self.path}: DCP has no place for user metadata; it is left out",
                 stacklevel=2,

@@ -29,7 +29,7 @@ from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX
 from xckpt.formats.safetensors.header import Header, TensorSpan, check_tensors, lay_out
-from xckpt.formats.safetensors.source import SUFFIX, VALUES
+from xckpt.formats.safetensors.source import FORMAT, SUFFIX, VALUES
 from xckpt.formats.sink import TensorSink, flat_names, other_files, value_problems
 from xckpt.formats.strided_ranges import write_box
 from xckpt.storage.foreign.files import OpenFile
@@ -38,7 +38,6 @@ from xckpt.storage.location import storage_errors
 STEM: Final = "model"
 MAX_SHARD_BYTES: Final = 5_000_000_000
 """The default of transformers."""
-FORMAT: Final = {"format": "pt"}
 
 _OURS: Final = re.compile(r"[^/]*(\.safetensors|\.safetensors\.index\.json)")
 

@@ -47,6 +47,8 @@ from xckpt.storage.foreign.paths import FilePath, existing_path, naming
 from xckpt.storage.location import storage_errors
 
 SUFFIX: Final = ".safetensors"
+FORMAT: Final = {"format": "pt"}
+"""The text of ``__metadata__`` that files for torch have; it says nothing about the model."""
 VALUES: Final = "xckpt.values"
 """The text of ``__metadata__`` that holds Python values: JSON, mapping name -> [type, text]."""
 
@@ -95,9 +97,12 @@ class SafetensorsSource(TensorSource):
             for name, path in owners_of(files, contents).items()
         }
         # If several files have a text of the same key, the first one counts.
-        texts = {
-            k: text for _, header, _ in reversed(opened) for k, text in header.metadata.items()
-        }
+        texts = dict(
+            each
+            for _, header, _ in reversed(opened)
+            for each in header.metadata.items()
+            if each not in FORMAT.items()
+        )
         self.values = _values(self.path, texts.pop(VALUES, None))
         """Python values that xckpt has put there, by mapping name."""
         self.metadata = texts
