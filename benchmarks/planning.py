@@ -128,6 +128,7 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
 
     sender, receiver, answerer = SavePlanCodec(), SavePlanCodec(), SavePlanCodec()
     received = [sender.encode(local(rank)) for rank in range(ranks)]
+    receiver.learn(sender.table_of(local(0)))
     start = time.perf_counter()
     plans = [receiver.decode(data) for data in received]
     decoded = time.perf_counter()

@@ -27,15 +27,18 @@ def encode_plan(plan: SavePlan) -> bytes:
     return SavePlanCodec().encode(plan)
 
 
-def decode_plan(data: bytes) -> SavePlan:
-    return SavePlanCodec().decode(data)
+def decode_plan(data: bytes, table: bytes) -> SavePlan:
+    codec = SavePlanCodec()
+    assert codec.table_name(data) not in codec.tables
+    codec.learn(table)
+    return codec.decode(data)
 
 
 @given(item_lists(), plain, plain, st.dictionaries(names, st.sampled_from(["list", "tuple"])))
 @example([], None, None, {})
 def test_a_save_plan_survives_the_way(items, storage_data, planner_data, containers):
     plan = SavePlan(items, storage_data, planner_data, containers)
-    back = decode_plan(encode_plan(plan))
+    back = decode_plan(encode_plan(plan), SavePlanCodec().table_of(plan))
     assert isinstance(back.items, WriteItems) and back.items == WriteItems.of(items)
     assert (back.storage_data, back.planner_data) == (storage_data, planner_data)
     assert back.containers == containers

@@ -78,7 +78,7 @@ def test_each_rank_learns_of_the_pieces_that_it_writes(chance: random.Random) ->
         chance.shuffle(held)
         plans.append(SavePlan(WriteItems(tuple(table), [Block.of(held)])))
     common = WriteOrders(WHERE, (), (REGULAR,), draft=b"draft")
-    codec = SavePlanCodec(many=True)
+    codec = SavePlanCodec()
     for plan, orders in zip(plans, orders_in_columns(plans, common, firsts), strict=True):
         sent = codec.encode(SavePlan(plan.items, orders))
         data = codec.decode(sent).storage_data

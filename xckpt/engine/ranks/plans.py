@@ -160,7 +160,7 @@ class _Exchange:
         self._group, self._planning = group, planning
         kept = None if planning.key is None else kept
         self._kept, self._keeps = kept or KeptPlans(), kept is not None
-        self._codec = SavePlanCodec(many=True)
+        self._codec = SavePlanCodec()
         self._local: SavePlan | None = None
         self._plan = self._table = self._digest = b""
         self._known = b""

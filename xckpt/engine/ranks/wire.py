@@ -28,7 +28,8 @@ from xckpt.engine.steps import Codec
 class _SavePlan(msgspec.Struct, array_like=True):
     """A `SavePlan` between processes."""
 
-    table: msgspec.Raw
+    table: bytes
+    """The digest of the leaf table."""
     kinds: msgspec.Raw
     """The kind of each leaf, int32; see `WriteItems`."""
     blocks: list[tuple[int, bytes, bytes, bytes]]
@@ -59,11 +60,10 @@ def _name(table: bytes) -> bytes:
 
 
 class SavePlanCodec:
-    """Encodes and decodes the plans of one save, each distinct leaf table once.
+    """Encodes and decodes the plans of one save.
 
-    Args:
-        many: there are several ranks, so a plan has only the digest of its leaf table, which other
-            ranks may know already; `learn` takes tables.
+    A plan travels with a digest in place of its leaf table, which other ranks may know already.
+    `table_of` gives the table to a rank that does not, and `learn` takes it there.
 
     Example:
         >>> codec = SavePlanCodec()
@@ -71,13 +71,13 @@ class SavePlanCodec:
         {'a': 1}
     """
 
-    def __init__(self, *, many: bool = False) -> None:
-        self._many = many
+    def __init__(self) -> None:
         self._briefs: dict[tuple[int, int], tuple[object, object, msgspec.Raw]] = {}
         self._encoded: dict[int, tuple[object, msgspec.Raw]] = {}
         self.tables: dict[bytes, LeafTable] = {}
-        """The leaf tables that are known, by their digests or by their bytes."""
+        """The leaf tables that are known, by their digests."""
         self._names: dict[int, tuple[LeafTable, bytes]] = {}
+        """Id of each table that was encoded -> the table, which keeps the id, and its digest."""
         self._kinds: dict[bytes, NDArray[np.int32]] = {}
 
     def encode(self, plan: SavePlan) -> bytes:
@@ -91,9 +91,9 @@ class SavePlanCodec:
             (b.boxes.rank, b.leaf.tobytes(), b.boxes.offsets.tobytes(), b.boxes.sizes.tobytes())
             for b in items.of_kinds
         ]
-        is_brief = self._many and isinstance(plan.storage_data, CanBeBrief)
+        is_brief = isinstance(plan.storage_data, CanBeBrief)
         wire = _SavePlan(
-            self._reference(items.table) if self._many else self._raw(items.table),
+            self._name_of(items.table),
             self._raw(items.kinds, items.kinds.tobytes),
             blocks,
             self._brief(plan, items.table) if is_brief else self._raw(plan.storage_data),
@@ -104,9 +104,9 @@ class SavePlanCodec:
         return _sendable(wire)
 
     def decode(self, data: bytes) -> SavePlan:
-        """A plan from bytes; inverse of `encode`."""
+        """A plan from bytes whose leaf table is known; inverse of `encode`."""
         wire = _decode_plan(data)
-        table = self._table(bytes(wire.table))
+        table = self.tables[wire.table]
         blocks = [_block(*columns) for columns in wire.blocks]
         storage_data: object = msgspec.msgpack.decode(wire.storage_data)
         kinds = bytes(wire.kinds)
@@ -117,21 +117,13 @@ class SavePlanCodec:
             storage_data = BriefData(storage_data, items.table)
         return SavePlan(items, storage_data, wire.planner_data, wire.containers)
 
-    def _table(self, sent: bytes) -> LeafTable:
-        """A leaf table from its bytes, or from its digest where there are many ranks."""
-        name = _decode_bytes(sent) if self._many else sent
-        if name not in self.tables and not self._many:
-            self.tables[name] = _decode_table(sent)
-        return self.tables[name]
-
-    def _reference(self, table: LeafTable) -> msgspec.Raw:
+    def _name_of(self, table: LeafTable) -> bytes:
         """A table's digest, made once; from now on the digest stands for the table."""
-        known = self._names.get(id(table))
-        if known is None:
+        if id(table) not in self._names:
             name = _name(bytes(self._raw(table)))
             self.tables.setdefault(name, table)
-            known = self._names[id(table)] = table, _encode(name)
-        return msgspec.Raw(known[1])
+            self._names[id(table)] = table, name
+        return self._names[id(table)][1]
 
     def table_of(self, plan: SavePlan) -> bytes:
         """The leaf table of a plan, for a rank that may not know it."""
@@ -139,7 +131,7 @@ class SavePlanCodec:
 
     def table_name(self, data: bytes) -> bytes:
         """The digest of the leaf table that an encoded plan refers to."""
-        return _decode_bytes(_decode_plan(data).table)
+        return _decode_plan(data).table
 
     def learn(self, table: bytes) -> None:
         """Remember a leaf table that was received."""
