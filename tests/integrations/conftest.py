@@ -11,6 +11,9 @@ import pytest
 import xckpt
 from tests.support.ranks import Ranks
 
+# Other jobs may fill this machine's memory: for that Ray would kill workers of the tests.
+os.environ |= {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
 PLACES = [Path(__file__).parent, Path(__file__).parents[2] / "xckpt" / "integrations"]
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ STEPS = 6
 def cluster() -> Iterator[None]:
     import ray
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     place = str(Path(__file__).parents[2])
     ray.init(
         num_cpus=2,

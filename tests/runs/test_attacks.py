@@ -6,6 +6,7 @@ Each works, or is an error with a name; no step goes that is to be kept.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import resource
@@ -20,9 +21,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 import xckpt
 from tests.support.forked import IN_A_CHILD
+from tests.support.servers import environment, gcs, s3
 from xckpt.core.run.keeping import kept
 from xckpt.core.run.record import StepRecord
 from xckpt.policies import All, EverySteps, KeepPolicy, Latest, Temporary
@@ -32,11 +35,23 @@ from xckpt.storage.location import Location, open_store
 from xckpt.storage.run_steps import Remover
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
+__all__ = ["environment", "gcs", "s3"]
+
 REPOSITORY = Path(__file__).parent.parent.parent
 
 
+_roots = itertools.count()
+
+
+@pytest.fixture(params=["folder", "s3", "gcs"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "run")
+    return f"{request.getfixturevalue(request.param)}/attacked-{next(_roots)}"
+
+
 def state_of(step: int) -> dict[str, Any]:
-    return {"w": np.full(6, float(step))}
+    return {"w": np.full(6, float(step)), "own": xckpt.PerRank(np.full(3, step))}
 
 
 def numbers(found: list[StepRecord]) -> list[int]:
@@ -44,7 +59,7 @@ def numbers(found: list[StepRecord]) -> list[int]:
 
 
 def train(
-    root: Path, steps: Sequence[int], keep: KeepPolicy | None = None
+    root: Path | str, steps: Sequence[int], keep: KeepPolicy | None = None
 ) -> xckpt.CheckpointManager:
     """A process of a run, from its beginning to its end."""
     checkpoints = xckpt.CheckpointManager(root, save=EverySteps(1), keep=keep or All())
@@ -97,7 +112,7 @@ def test_a_step_behind_a_link_is_restored_and_neither_deleted_nor_replaced(tmp_p
     assert checkpoints.restore()["w"][0] == 7.0
 
 
-def test_a_policy_that_spoils_its_list_deletes_no_more(tmp_path: Path) -> None:
+def test_a_policy_that_spoils_its_list_deletes_no_more(root: str) -> None:
     def spoils(records: Any) -> list[int]:
         records.clear()
         return []
@@ -107,8 +122,8 @@ def test_a_policy_that_spoils_its_list_deletes_no_more(tmp_path: Path) -> None:
         return [records[-1].number]
 
     for step in (1, 2):  # written by no manager
-        xckpt.save(tmp_path / str(step), state_of(step))
-    checkpoints = xckpt.CheckpointManager(tmp_path, save=EverySteps(1), keep=[spoils, sorts])
+        xckpt.save(f"{root}/{step}", state_of(step))
+    checkpoints = xckpt.CheckpointManager(root, save=EverySteps(1), keep=[spoils, sorts])
     with checkpoints:
         for step in (3, 4, 5):
             checkpoints.save(step, state_of(step))
@@ -117,18 +132,16 @@ def test_a_policy_that_spoils_its_list_deletes_no_more(tmp_path: Path) -> None:
     assert kept(run, [sorts, spoils]) == {1, 3}
 
 
-def test_a_run_that_goes_back_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    train(tmp_path, range(10), Latest(3))
-    checkpoints = xckpt.CheckpointManager(tmp_path, save=EverySteps(1), keep=Latest(3))
+def test_a_run_that_goes_back_says_so_once(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    train(root, range(10), Latest(3))
+    checkpoints = xckpt.CheckpointManager(root, save=EverySteps(1), keep=Latest(3))
     with caplog.at_level(logging.WARNING, "xckpt"), checkpoints:
         for step in range(4, 7):
             checkpoints.save(step, state_of(step))
         assert [record.getMessage() for record in caplog.records] == [
-            f"{tmp_path}: step 4 is saved though newer steps are there, up to step 9: restore() "
-            f"finds that one, and keep= counts it as the newest; to go on from step 4 for good, "
-            f"delete the newer ones: checkpoints.delete(9)"
+            f"{Location.parse(root)}: step 4 is saved though newer steps are there, up to step 9: "
+            f"restore() finds that one, and keep= counts it as the newest; to go on from step 4 "
+            f"for good, delete the newer ones: checkpoints.delete(9)"
         ]
         for step in (7, 8, 9):
             checkpoints.delete(step)
@@ -138,8 +151,8 @@ def test_a_run_that_goes_back_says_so_once(
     assert numbers(checkpoints.steps()) == [6, 7, 8]
 
 
-def test_steps_that_no_name_can_say_are_refused(tmp_path: Path) -> None:
-    checkpoints = xckpt.CheckpointManager(tmp_path)
+def test_steps_that_no_name_can_say_are_refused(root: str) -> None:
+    checkpoints = xckpt.CheckpointManager(root)
     for step in (10**18, 2**64, -1):
         with pytest.raises(ValueError, match=r"a step is a number from 0 to 10\*\*18 - 1"):
             checkpoints.save(step, {})
@@ -198,8 +211,8 @@ def interrupted(wait: Callable[[], object]) -> None:
         wait()
 
 
-def test_an_interrupt_ends_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints = xckpt.CheckpointManager(tmp_path, save=EverySteps(1), keep=Latest(1))
+def test_an_interrupt_ends_no_save(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = xckpt.CheckpointManager(root, save=EverySteps(1), keep=Latest(1))
     with slow_writes(monkeypatch) as goes_on:
         with checkpoints:
             checkpoints.save(0, state_of(0))
@@ -322,14 +335,40 @@ def test_steps_are_deleted_where_no_file_can_be_made(
     assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]
 
 
-def test_a_root_that_goes_while_it_is_used_is_begun_anew(tmp_path: Path) -> None:
-    root = tmp_path / "run"
+def test_a_root_that_goes_while_it_is_used_is_begun_anew(root: str) -> None:
     checkpoints = xckpt.CheckpointManager(root, save=EverySteps(1), keep=Latest(2))
     for step in range(3):
         checkpoints.save(step, state_of(step))
     checkpoints.wait()
-    shutil.rmtree(root)
+    if "://" in root:
+        open_store(Location.parse(root)).delete_range(ts.KvStore.KeyRange()).result()
+    else:
+        shutil.rmtree(root)
     for step in range(3, 6):
         checkpoints.save(step, state_of(step))
     checkpoints.wait()
     assert numbers(checkpoints.steps()) == [4, 5] == numbers(xckpt.CheckpointManager(root).steps())
+    assert checkpoints.restore(state_of(0))["own"].value.tolist() == [5] * 3
+
+
+@pytest.mark.parametrize("root", ["s3", "gcs"], indirect=True)
+def test_a_bucket_holds_what_only_looks_like_a_step(root: str) -> None:
+    train(root, range(2))
+    store = open_store(Location.parse(root))
+    keys = {
+        b"5/xckpt.json/deeper": b"{}",  # a manifest that is a prefix
+        b"6/xckpt.json": b"",
+        b"7/xckpt.json": b"[" * 100_000,
+        b"8/xckpt.json": b'{"digest":"","checkpoint":{"leaves":[],"user":null}}',
+        "9/\u00e4/xckpt.json".encode(): b"{}",
+        b"10": b"a file",
+        b"11//xckpt.json": b"{}",
+        b"12/.generations/0/xckpt.json": b"{}",
+        b"13/../xckpt.json": b"{}",
+    }
+    for key, content in keys.items():
+        store.write(key, content).result()
+    checkpoints = train(root, [20], Latest(1))
+    assert numbers(checkpoints.steps()) == [20]
+    assert checkpoints.restore()["w"][0] == 20.0 and checkpoints.skipped == ()
+    assert {store.read(key).result().value for key in keys} == set(keys.values())
