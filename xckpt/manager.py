@@ -7,8 +7,8 @@ At each step of the training loop `CheckpointManager.save`
 3. records a save that has succeeded, and deletes what no policy keeps;
 4. begins a save in the background, if one is due (`xckpt.save_async`).
 
-The steps are carried out in `xckpt.api.run`, where also lies what the manager looks at and restores
-(`xckpt.api.run.reading`).
+`xckpt.api.run` carries these out. What the manager looks at and restores is in
+`xckpt.api.run.reading`.
 
 Everything known about a step is in its checkpoint's metadata (`xckpt.core.run.record`).
 """

@@ -51,7 +51,7 @@ class RunFolder:
         self.roots = (kept,) if temporary is None else (kept, temporary)
         self.is_coordinator = group.rank == group.coordinator
         self.damaged: set[tuple[bool, str]] = set()
-        """The steps that could not be restored; see `_key`."""
+        """The steps that could not be restored, by `key_of`."""
         self._known = Steps()
 
     def root_of(self, record: StepRecord) -> RunRoot:
