@@ -83,8 +83,8 @@ def problems(manifest: Manifest) -> list[str]:
     if not faults:
         chunks = count_chunks(manifest)
         if chunks > MAX_CHUNKS:
-            most = max(manifest.leaves, key=chunks_of)
-            shown = f"{most.name[:80] or 'the root'} alone has {chunks_of(most):,}"
+            most = max(manifest.leaves, key=count_leaf_chunks)
+            shown = f"{most.name[:80] or 'the root'} alone has {count_leaf_chunks(most):,}"
             faults.append(f"{chunks:,} chunks, of which {shown}; at most {MAX_CHUNKS:,}")
         elif manifest.packs > count_packed(manifest):
             faults.append(f"{manifest.packs:,} packs of {count_packed(manifest):,} chunks")
@@ -327,7 +327,7 @@ def _counts(manifest: Manifest) -> tuple[int, int]:
         chunks, packed = chunks + of_one * count, packed + of_one * count * is_small
     for leaf in manifest.leaves if others else ():
         if kind_of(leaf) is None:
-            chunks += chunks_of(leaf)
+            chunks += count_leaf_chunks(leaf)
             arrays = leaf_arrays(leaf) if most else ()
             packed += sum(each.count for each in arrays if is_packed(each, most))
     return kept.setdefault("counts", (chunks, packed))
@@ -339,7 +339,7 @@ def count_pieces(manifest: Manifest) -> int:
     return sum(map(len, filter(None, cuts)))
 
 
-def chunks_of(leaf: Entry) -> int:
+def count_leaf_chunks(leaf: Entry) -> int:
     """How many chunks a leaf has."""
     if isinstance(leaf, ValueEntry):
         return 0

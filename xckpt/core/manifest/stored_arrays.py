@@ -28,7 +28,7 @@ from xckpt.core.manifest.entries import (
     leaf_arrays,
     regular,
 )
-from xckpt.core.manifest.rules import Kind, chunks_of
+from xckpt.core.manifest.rules import Kind, count_leaf_chunks
 
 KEPT = 1 << 16
 """At most this many pieces of leaves are kept once they are made."""
@@ -152,7 +152,9 @@ def _counts(leaf: Entry, pack_bytes: int) -> _Counts:
         size = Box.whole(leaf.shape).elements * item_size(leaf.dtype) if one else 0
         return _Counts(chunks, chunks * packed, size)
     arrays = _placed(leaf, 0, 0, pack_bytes)
-    return _Counts(chunks_of(leaf), sum(each.count for each in arrays if each.place is not None))
+    return _Counts(
+        count_leaf_chunks(leaf), sum(each.count for each in arrays if each.place is not None)
+    )
 
 
 def _placed(leaf: Entry, first: int, place: int, pack_bytes: int) -> Iterator[ZarrArray]:

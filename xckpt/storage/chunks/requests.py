@@ -1,6 +1,6 @@
 """Which chunks are to be read, and where their parts go.
 
-`chunks_of` lists the chunks that a box meets. `ChunkRequests` splits boxes of arrays into chunks. A
+`chunks_of` lists the chunks of an array. `ChunkRequests` splits boxes of arrays into chunks. A
 chunk that several boxes meet is requested once, with a part for each. It holds columns: a
 `ChunkRequest` is made when its chunk is about to be read. How many there are is known before they
 are listed, and limited by the memory of the options: a manifest of a few bytes can claim billions.
@@ -62,13 +62,12 @@ class Chunk(msgspec.Struct, frozen=True):
         return self.box.elements * item_size(self.array.dtype)
 
 
-def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:
-    """The chunks that a non-empty box of an array meets; by default all of its chunks."""
+def chunks_of(array: ZarrArray) -> Iterator[Chunk]:
+    """The chunks of an array, in C order."""
     if array.shape == array.chunk:  # as of most leaves
         yield Chunk(array, 0, Box.whole(array.shape))
     elif array.count:
-        box = Box.whole(array.shape) if box is None else box
-        for block in cell_blocks(box, array.chunk, ENUMERATED):
+        for block in cell_blocks(Box.whole(array.shape), array.chunk, ENUMERATED):
             numbers, boxes = cells(block.offsets, block.ends, array.shape, array.chunk)
             for number, cell in zip(numbers.tolist(), boxes, strict=True):
                 yield Chunk(array, number, cell)

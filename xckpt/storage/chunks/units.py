@@ -34,7 +34,7 @@ from xckpt.core.manifest.entries import (
     leaf_arrays,
 )
 from xckpt.core.manifest.pieces import Pieces
-from xckpt.core.manifest.rules import chunks_of, count_chunks
+from xckpt.core.manifest.rules import count_chunks, count_leaf_chunks
 from xckpt.core.manifest.write_counts import write_count_error, writers_in_words
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
@@ -204,7 +204,7 @@ def leaf_firsts(manifest: Manifest) -> Iterator[tuple[Entry, int]]:
     first = 0
     for leaf in manifest.leaves:
         yield leaf, first
-        first += chunks_of(leaf)
+        first += count_leaf_chunks(leaf)
 
 
 def merged_digests(
@@ -262,7 +262,7 @@ class Placing:
                 if isinstance(leaf, BytesEntry):
                     self._values[leaf.name] = first
                     before.append(first - values)
-                    counts.append(chunks_of(leaf))
+                    counts.append(count_leaf_chunks(leaf))
                     values += counts[-1]
         self._before = np.array(before, np.int64)
         """How many chunks of tensors are before each long value."""
