@@ -172,7 +172,7 @@ class Connection:
                 self._expect(count)
                 return
         except (MemoryError, OverflowError):
-            pass  # a line that lost bytes makes a length of what comes after them
+            pass  # where a line has lost bytes, other content is taken for a length
         self.finish("it sent bytes that are not a message")
 
     def _expect(self, count: int) -> None:

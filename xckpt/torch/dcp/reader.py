@@ -42,7 +42,7 @@ from xckpt.torch.dcp.hook_watch import HookWatch
 from xckpt.torch.dcp.old_folders import naming_dcp
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
-from xckpt.torch.dcp.shared_memory import check_items
+from xckpt.torch.dcp.shared_memory import check_shared_memory
 from xckpt.torch.leaf import torch_dtype
 
 
@@ -336,6 +336,6 @@ def _read(load: _OpenLoad, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None
     if load.watch.is_on:
         load.watch.set_bytes(bytes_read(shares, load.metadata))
     with bridge.raising():
-        check_items(planner, items, wanted, load.metadata, load.reader)
+        check_shared_memory(planner, items, wanted, load.metadata, load.reader)
         bridge.begin()
         load.reader.read_data(shares, bridge)

@@ -31,7 +31,7 @@ from xckpt.torch.target import extent
 _HOOKS = "resolve_tensor", "lookup_tensor", "transform_tensor"
 
 
-def check_items(
+def check_shared_memory(
     planner: dcp.LoadPlanner,
     items: Sequence[ReadItem],
     wanted: Sequence[Wanted],

@@ -177,7 +177,7 @@ def _kind(tensor: torch.Tensor, name: str) -> int | None:
     """
     xla = _xla()._XLAC
     kind = xla._get_xla_sharding_type(tensor)
-    if kind not in _REFUSED:  # and what was refused must not be settled: torch_xla would abort it
+    if kind not in _REFUSED:  # torch_xla would abort where such a tensor is settled
         settle(tensor)
         kind = xla._get_xla_sharding_type(tensor)
     if kind in _REFUSED:
