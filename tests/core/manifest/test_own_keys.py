@@ -6,13 +6,17 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
 
 import xckpt
+from tests.support.examples import examples
+from tests.support.manifests import manifests
 from tests.support.time_limit import ALLOWANCE
-from xckpt.core.manifest.entries import Manifest, TensorEntry
-from xckpt.core.manifest.own_keys import BY_SHAPE, OwnKeys, own_among
+from xckpt.core.manifest.entries import Manifest, TensorEntry, arrays
+from xckpt.core.manifest.own_keys import BY_SHAPE, OwnKeys, object_sizes, own_among
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.options import SaveOptions
 
@@ -20,7 +24,8 @@ LEAVES = (
     TensorEntry("model/w", "int8", (4,), chunk=(2,)),
     TensorEntry("model/c", "int8", (4,), chunk=(2,)),
     TensorEntry("scalar", "int8", (), chunk=()),
-    TensorEntry("t", "int8", (4,), pieces=Pieces.listed([((0,), (3,), (3,))])),
+    TensorEntry("t", "int8", (3,), pieces=Pieces.listed([((0,), (3,), (3,))])),
+    TensorEntry("s", "int8", (9,), pieces=Pieces.listed([((0,), (3,), (3,)), ((3,), (6,), (6,))])),
 )
 OWN = OwnKeys.of(Manifest(LEAVES, ""))
 
@@ -43,6 +48,7 @@ OWN = OwnKeys.of(Manifest(LEAVES, ""))
         "t/zarr.json",
         "t/0/zarr.json",
         "t/0/c/0",
+        "s/1/c/0.__lock",
     ],
 )
 def test_these_are_the_checkpoints(key: str) -> None:
@@ -60,6 +66,10 @@ def test_these_are_the_checkpoints(key: str) -> None:
         "model/vocab.json",
         "xckpt.json.bak",
         "t/1/c/0",
+        "t/00/c/0",
+        "t/x/zarr.json",
+        "s/-1/c/0",
+        f"s/{'9' * 5000}/c/0",
         "sub/xckpt.json",
     ],
 )
@@ -68,7 +78,7 @@ def test_these_are_the_users(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["model", "model/w", "model/w/c/notes", "scalar", "t", "t/0", "scalar/c/notes"]
+    "key", ["model", "model/w", "model/w/c/notes", "scalar", "t", "t/0", "s/1", "scalar/c/notes"]
 )
 def test_these_names_are_needed_by_folders_or_below_files(key: str) -> None:
     assert not OWN.owns(key) and OWN.needs(key)
@@ -77,6 +87,16 @@ def test_these_names_are_needed_by_folders_or_below_files(key: str) -> None:
 def test_a_generation_has_nothing_outside_of_it() -> None:
     own = OwnKeys.of(Manifest(LEAVES, "", root=".generations/1"))
     assert not own.owns("zarr.json") and own.owns(".generations/1/zarr.json")
+
+
+@given(manifests())
+@examples(30)
+def test_every_object_that_a_manifest_implies_is_its_own(manifest: Manifest) -> None:
+    manifest = msgspec.structs.replace(manifest, root="")
+    own = OwnKeys.of(manifest)
+    assert all(own.owns(key) for key, _ in object_sizes(manifest))
+    for array in arrays(manifest):
+        assert own.is_array(array.path) == (array.place is None)
 
 
 @pytest.mark.parametrize("crc32c", [False, True])

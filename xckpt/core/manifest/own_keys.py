@@ -12,14 +12,23 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import cells
-from xckpt.core.manifest.entries import Manifest, arrays, documents
+from xckpt.core.manifest.entries import (
+    Manifest,
+    TensorEntry,
+    arrays,
+    documents,
+    is_packed,
+    leaf_arrays,
+)
 from xckpt.core.manifest.packs import NAME_BYTES, PACKS, PLACE, PLACES
+from xckpt.core.names import zarr_path
 
 MANIFEST: Final = "xckpt.json"
 """Key of the manifest: where it is, a checkpoint is."""
@@ -34,6 +43,8 @@ _ZARR: Final = "zarr.json"
 _LOCK: Final = ".__lock"
 """What TensorStore appends to the name of a file that it is about to write."""
 _CHUNK: Final = re.compile(r"(.+)/c(?:/\d+)*")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+"""Of a piece, as it is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +52,11 @@ class OwnKeys:
     """The keys that are a checkpoint's own, relative to its folder."""
 
     arrays: frozenset[str] = frozenset()
-    """Paths of zarr arrays."""
+    """Paths of zarr arrays, without those of `pieces`."""
     groups: frozenset[str] = frozenset()
     """Paths of the folders above them; the empty path is the checkpoint's own folder."""
+    pieces: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Path of a leaf in pieces -> how many there are: they are too many to list."""
     by_shape: bool = False
     """Whether every key that looks like one of a zarr array or group counts."""
 
@@ -60,14 +73,19 @@ class OwnKeys:
         """
         if manifest.root:
             return cls()
-        paths = frozenset(array.path for array in arrays(manifest) if array.place is None)
+        most, paths, pieces = manifest.pack_bytes, set[str](), dict[str, int]()
+        for leaf in manifest.leaves:
+            cut = leaf.pieces if isinstance(leaf, TensorEntry) else None
+            if cut is not None and cut.least_chunk > most:  # in bytes it is as large at least
+                pieces[zarr_path(leaf.name)] = len(cut)
+            else:
+                paths |= {each.path for each in leaf_arrays(leaf) if not is_packed(each, most)}
         groups = {""}
-        for path in paths:
-            parent = posixpath.dirname(path)
+        for parent in chain(map(posixpath.dirname, paths), pieces):
             while parent not in groups:
                 groups.add(parent)
                 parent = posixpath.dirname(parent)
-        return cls(paths, frozenset(groups))
+        return cls(frozenset(paths), frozenset(groups), pieces)
 
     def owns(self, key: str) -> bool:
         """Whether a key is the checkpoint's own."""
@@ -75,12 +93,19 @@ class OwnKeys:
         if key in (MANIFEST, CLAIM) or key.startswith((f"{GENERATIONS}/", f"{PACKS}/")):
             return True
         folder, name = posixpath.split(key)
-        if name == _ZARR and (self.by_shape or folder in self.groups or folder in self.arrays):
+        if name == _ZARR and (self.by_shape or folder in self.groups or self.is_array(folder)):
             return True
         if key == DIGESTS:
             return self.by_shape or "" in self.groups
         chunk = _CHUNK.fullmatch(key)
-        return chunk is not None and (self.by_shape or chunk[1] in self.arrays)
+        return chunk is not None and (self.by_shape or self.is_array(chunk[1]))
+
+    def is_array(self, path: str) -> bool:
+        """Whether a folder is a zarr array of the checkpoint."""
+        leaf, number = posixpath.split(path)
+        if leaf not in self.pieces:
+            return path in self.arrays
+        return _NUMBER.fullmatch(number) is not None and int(number) < self.pieces[leaf]
 
     def is_group(self, path: str) -> bool:
         """Whether a folder may hold the checkpoint's own files and others side by side."""
@@ -97,7 +122,7 @@ class OwnKeys:
         above = posixpath.dirname(key)
         while above and not self.owns(above):
             above = posixpath.dirname(above)
-        taken = key in self.arrays or key in self.groups or key == GENERATIONS
+        taken = self.is_array(key) or key in self.groups or key == GENERATIONS
         return bool(above) or taken or self.owns(key)
 
 

@@ -92,7 +92,7 @@ def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:
 def _foreign(folder: Path, at: str, own: OwnKeys) -> Iterator[str]:
     with os.scandir(folder / at) as found:
         entries = sorted(found, key=lambda entry: entry.name)
-    if at and not entries and not (own.is_group(at) or at in own.arrays or own.owns(at)):
+    if at and not entries and not (own.is_group(at) or own.is_array(at) or own.owns(at)):
         yield at
     for entry in entries:
         key = f"{at}/{entry.name}" if at else entry.name
