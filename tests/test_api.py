@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import xckpt
+from tests.support.jobs import fresh_path
 from tests.support.states import LAYOUTS, arrays, everything, expected, same
 from xckpt.core.dtypes import DTYPES
 from xckpt.storage.stored_array import StoredArray
@@ -175,6 +177,25 @@ def test_load_into_fills_the_arrays_themselves(tmp_path: Path) -> None:
     assert same(target, state)
     now = [target["w"], target["b"], target["b"][0], target["t"][0]]  # type: ignore[index]
     assert all(a is b for a, b in zip(now, held, strict=True))
+
+
+@pytest.mark.parametrize("saved, root", [(Point(3, 4.5), Point(0, 0.0)), (5, 0), ((1,), (0,))])
+def test_a_root_that_cannot_change_is_refused(saved: object, root: Any) -> None:
+    """Its values were read and dropped, without a word."""
+    path = fresh_path()
+    xckpt.save(path, saved)
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"the root: a .* cannot be changed"):
+        xckpt.load_into(path, root)
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"the root: a .* cannot be changed"):
+        xckpt.load_state_dict(root, xckpt.storage.ZarrStorageReader(path))
+
+
+def test_a_tuple_of_what_can_change_is_filled() -> None:
+    path = fresh_path()
+    xckpt.save(path, (np.arange(3), {"step": 3, "betas": (0.9, 0.99)}))
+    state: Any = (np.zeros(3, int), {"step": 0, "betas": (0.0, 0.0)})
+    xckpt.load_into(path, state)
+    assert state[0].tolist() == [0, 1, 2] and state[1] == {"step": 3, "betas": (0.9, 0.99)}
 
 
 def test_load_like_reads_only_shape_and_dtype(tmp_path: Path) -> None:

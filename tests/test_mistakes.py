@@ -12,6 +12,8 @@ from __future__ import annotations
 import pathlib
 import time
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 import xckpt
 from tests.support.steps import steps
 from tests.support.time_limit import ALLOWANCE
+from xckpt.convert import convert
 from xckpt.errors import Problem, RankFailure, RanksFailedError
+from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 
 untyped: Any = xckpt
 
@@ -264,11 +268,81 @@ def test_swapped_arguments() -> None:
             lambda p, o: untyped.save(p, STATE, group=3),
             "a group of processes is an xckpt.Group, a torch.distributed.ProcessGroup or a DeviceMesh, not a int",
         ),
+        (
+            lambda p, o: untyped.load(p, STATE, mapping={}),
+            "load takes mapping=xckpt.convert.Mapping(...), not a dict",
+        ),
+        (
+            lambda p, o: untyped.convert.convert(p, p / "to", mapping={}),
+            "convert takes mapping=xckpt.convert.Mapping(...), not a dict",
+        ),
+        (
+            lambda p, o: untyped.load(p, STATE, report=3),
+            "load(report=) takes a function of a LoadReport, not a int",
+        ),
+        (
+            lambda p, o: untyped.diff(p, p, options={}),
+            "diff takes options=xckpt.LoadOptions(...), not a dict",
+        ),
+        (
+            lambda p, o: untyped.storage.ZarrStorageWriter(p, options=o),
+            "ZarrStorageWriter takes options=xckpt.SaveOptions(...), not LoadOptions",
+        ),
+        (
+            lambda p, o: untyped.storage.ZarrStorageReader(p, options={}),
+            "ZarrStorageReader takes options=xckpt.LoadOptions(...), not a dict",
+        ),
+        (
+            lambda p, o: untyped.CheckpointManager(p, load_options={}),
+            "CheckpointManager takes load_options=xckpt.LoadOptions(...), not a dict",
+        ),
+        (
+            lambda p, o: untyped.planner.GridOptions(chunk_bytes="8M"),
+            "chunk_bytes is a number of bytes, an int, not '8M'",
+        ),
     ],
 )
 def test_an_argument_of_another_type(tmp_path: Path, call: Any, message: str) -> None:
     assert said(TypeError, lambda: call(tmp_path / "ckpt", xckpt.LoadOptions())) == message
     assert list(tmp_path.iterdir()) == []
+
+
+FLAGGED: dict[Callable[..., object], Callable[[Path], list[object]]] = {
+    xckpt.save: lambda path: [path, STATE],
+    xckpt.save_async: lambda path: [path, STATE],
+    xckpt.save_state_dict: lambda path: [STATE, ZarrStorageWriter(path)],
+    xckpt.load: lambda path: [path, STATE],
+    xckpt.load_into: lambda path: [path, STATE],
+    xckpt.load_state_dict: lambda path: [dict(STATE), ZarrStorageReader(path)],
+    xckpt.copy: lambda path: [path, path.parent / "copy"],
+    xckpt.gc: lambda path: [path],
+    xckpt.diff: lambda path: [path, path],
+    convert: lambda path: [path, path.parent / "converted"],
+}
+
+
+@pytest.mark.parametrize("call", FLAGGED, ids=lambda call: call.__name__)
+def test_what_is_neither_true_nor_false(tmp_path: Path, call: Callable[..., object]) -> None:
+    """``overwrite="no"`` replaced a checkpoint."""
+    flags = [n for n, each in signature(call).parameters.items() if isinstance(each.default, bool)]
+    assert flags
+    for name in flags:
+        wrong = partial(call, *FLAGGED[call](tmp_path / "ckpt"), **{name: "no"})
+        message = said(TypeError, wrong)
+        assert message == f"{call.__name__}({name}=) takes True or False, not the str 'no'"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flag_of_numpy_is_one() -> None:
+    yes: Any = np.bool_(True)
+    xckpt.save("memory://numpy-flag", STATE, overwrite=yes)
+    xckpt.load("memory://numpy-flag", STATE, strict=yes, cast=yes, no_dist=yes)
+
+
+def test_a_coordinator_that_is_no_rank() -> None:
+    none: Any = ""
+    writer = ZarrStorageWriter("memory://no-coordinator")
+    said(ValueError, lambda: xckpt.save_state_dict(STATE, writer, coordinator_rank=none))
 
 
 @pytest.mark.parametrize(

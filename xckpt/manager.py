@@ -117,7 +117,9 @@ class CheckpointManager(RunReading):
                 second = RunRoot(temporary.root, _rate(delete_rate), temporary=True)
                 rules.append(Rules(*temporary.policies))
             options = checked_options(options, SaveOptions, "CheckpointManager")
-            load_options = checked_options(load_options, LoadOptions, "CheckpointManager")
+            load_options = checked_options(
+                load_options, LoadOptions, "CheckpointManager", "load_options"
+            )
             bases = Bases(_count(full_every))
         ranks = found(find)
         _check_alike(ranks, first)

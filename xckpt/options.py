@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Final, Literal, TypeVar, cast
 
+import numpy as np
+
 from xckpt.core.geometry.shards.hint import Readers, parts_of
 from xckpt.core.names import check_dimension_names
 from xckpt.core.text.shown import brief
@@ -56,12 +58,11 @@ def _check_number(options: object, name: str, least: int, most: int | None = Non
         raise ValueError(f"{name} must be {within}, got {value:,}")
 
 
-def _check_flags(options: object, *names: str) -> None:
-    """Refuse a value that is neither True nor False."""
-    for name in names:
-        value: object = getattr(options, name)
-        if not isinstance(value, bool):
-            raise TypeError(f"{_where(options, name)} takes True or False, not {_shown(value)}")
+def check_flags(call: str, **flags: object) -> None:
+    """Refuse arguments of a call that are neither True nor False: TypeError."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{call}({name}=) takes True or False, not {_shown(value)}")
 
 
 def _check_functions(options: object, **takes: str) -> None:
@@ -238,9 +239,10 @@ class SaveOptions(StorageOptions):
         _check_number(self, "pack_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
-        _check_flags(self, "crc32c", "verify_base", "many_objects")
+        flags = {"verify_base": self.verify_base, "many_objects": self.many_objects}
+        check_flags("SaveOptions", crc32c=self.crc32c, **flags)
         if self.compare_replicas is not None:
-            _check_flags(self, "compare_replicas")
+            check_flags("SaveOptions", compare_replicas=self.compare_replicas)
         check_dimension_names(self.dimension_names)
         _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
         _check_progress(self)
@@ -287,7 +289,7 @@ class LoadOptions(StorageOptions):
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
         if not isinstance(self.share_reads, str):
-            _check_flags(self, "share_reads")
+            check_flags("LoadOptions", share_reads=self.share_reads)
         elif self.share_reads not in ("host", "job"):
             takes = f"takes True, False, 'host' or 'job', not {_shown(self.share_reads)}"
             raise ValueError(f"{_where(self, 'share_reads')} {takes}")
@@ -321,11 +323,13 @@ def is_watched(options: SaveOptions | LoadOptions) -> bool:
     return options.metrics is not None or logging.getLogger("xckpt").isEnabledFor(logging.INFO)
 
 
-def checked_options(options: object, kind: type[Options], call: str) -> Options:
+def checked_options(
+    options: object, kind: type[Options], call: str, argument: str = "options"
+) -> Options:
     """The options of a call, or the defaults if it has none.
 
     Args:
-        options: what the caller passed.
+        options: what the caller passed, as ``argument``.
         kind: `SaveOptions` or `LoadOptions`.
         call: what takes them, for the message.
 
@@ -333,8 +337,6 @@ def checked_options(options: object, kind: type[Options], call: str) -> Options:
         TypeError: they have another type.
 
     Example:
-        >>> checked_options(None, SaveOptions, "save") == SaveOptions()
-        True
         >>> checked_options({"threads": 2}, LoadOptions, "load")
         Traceback (most recent call last):
         TypeError: load takes options=xckpt.LoadOptions(...), not a dict
@@ -344,5 +346,5 @@ def checked_options(options: object, kind: type[Options], call: str) -> Options:
     if not isinstance(options, kind):
         name = type(options).__name__
         article = "" if isinstance(options, SaveOptions | LoadOptions) else "a "
-        raise TypeError(f"{call} takes options=xckpt.{kind.__name__}(...), not {article}{name}")
+        raise TypeError(f"{call} takes {argument}=xckpt.{kind.__name__}(...), not {article}{name}")
     return options

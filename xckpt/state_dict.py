@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+from xckpt.api.load_call import check_filled
 from xckpt.api.save import check_planner, found, raised_on_all_ranks
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
@@ -16,7 +17,7 @@ from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle
-from xckpt.options import LoadOptions, SaveOptions, is_watched, with_progress
+from xckpt.options import LoadOptions, SaveOptions, check_flags, is_watched, with_progress
 
 __all__ = ["load_state_dict", "save_state_dict"]
 
@@ -58,6 +59,7 @@ def save_state_dict(
     find = _finder(process_group, coordinator_rank, no_dist)
     with raised_on_all_ranks(find):
         _check_storage(storage_writer, StorageWriter, "ZarrStorageWriter")
+        check_flags("save_state_dict", no_dist=no_dist)
         check_planner(planner, SavePlanner, "save_state_dict")
         if planner is None:
             options = getattr(storage_writer, "options", None)
@@ -109,18 +111,20 @@ def load_state_dict(
     find = _finder(process_group, coordinator_rank, no_dist)
     with raised_on_all_ranks(find):
         _check_storage(storage_reader, StorageReader, "ZarrStorageReader")
+        check_flags("load_state_dict", no_dist=no_dist)
         check_planner(planner, LoadPlanner, "load_state_dict")
     group = found(find)
-    planner = DefaultLoadPlanner() if planner is None else planner
     with _seen("load_state_dict", storage_reader, LoadOptions, group) as watch:
         loaded = load_state(
             state_dict,
             storage_reader,
             group=group,
-            planner=planner,
+            planner=DefaultLoadPlanner() if planner is None else planner,
             in_place=True,
             watch=watch,
         )
+    if planner is None:
+        check_filled(loaded.tree, state_dict)
     return loaded.metadata
 
 

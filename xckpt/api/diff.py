@@ -5,7 +5,7 @@ from __future__ import annotations
 from xckpt.api.open import open
 from xckpt.api.save import Path
 from xckpt.core.manifest.differences import Difference
-from xckpt.options import LoadOptions, with_progress
+from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
 
 def diff(
@@ -29,6 +29,7 @@ def diff(
     Raises:
         NotACheckpointError: no committed checkpoint is at one of the paths.
         CorruptCheckpointError: what had to be read is not what was saved.
+        TypeError: an argument makes no sense; it is named.
 
     Example:
         >>> import numpy as np, xckpt
@@ -41,6 +42,8 @@ def diff(
     """
     from xckpt.storage.contents.differences import differences
 
-    with with_progress(options or LoadOptions(), "diff", rank=0) as chosen:
+    check_flags("diff", values=values)
+    options = checked_options(options, LoadOptions, "diff")
+    with with_progress(options, "diff", rank=0) as chosen:
         one, other = open(first, options=chosen), open(second, options=chosen)
         return differences(one, other, values=values, progress=chosen.progress)

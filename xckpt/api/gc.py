@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xckpt.api.save import Path, check_path
 from xckpt.core.text.printable import in_few
-from xckpt.options import LoadOptions, checked_options, with_progress
+from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
 if TYPE_CHECKING:
     from xckpt.storage.commit.collect import Leftover
@@ -59,6 +59,7 @@ def gc(
         []
     """
     check_path(path, "gc(path)")
+    check_flags("gc", dry_run=dry_run)
     seconds = _seconds(older_than)
     from xckpt.storage.budget import ProgressCounter
     from xckpt.storage.commit.collect import find_in_folders, is_due, remove

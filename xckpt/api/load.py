@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xckpt.api.load_call import LoadCall, strictness_of
@@ -15,7 +15,7 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, check_flags
 
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
@@ -175,7 +175,8 @@ def load(
     """
     find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
     with raised_on_all_ranks(find):
-        check_path(path, "load(path, like)")
+        flags = {"no_dist": no_dist, "strict": strict, "cast": cast, "allow_lossy": allow_lossy}
+        _check_load(path, report, flags)
         call = LoadCall(
             path=path,
             in_place=False,
@@ -247,7 +248,7 @@ def load_into(
             ``load_state_dict`` was called.
         UnsupportedLeafError: a leaf cannot be filled in place; or leaves share memory (tied
             weights, overlapping views) for which the checkpoint holds different elements. Nothing
-            was written then.
+            was written then. Or Python values were loaded into a root that is a tuple.
         TypeError: ``state`` is None.
 
     Example:
@@ -262,6 +263,7 @@ def load_into(
     find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
     with raised_on_all_ranks(find):
         check_path(path, "load_into(path, state)")
+        check_flags("load_into", no_dist=no_dist, strict=strict, cast=cast, allow_lossy=allow_lossy)
         if state is None:
             raise TypeError("there is nothing to load into: give the state that is to be filled")
         call = LoadCall(
@@ -276,3 +278,16 @@ def load_into(
             options=options,
         )
     return call.run(state, find)[1]
+
+
+def _check_load(path: object, report: object, flags: Mapping[str, object]) -> None:
+    """Refuse arguments of a load that make no sense, before anything is loaded.
+
+    Raises:
+        TypeError: an argument makes none; it is named.
+    """
+    check_path(path, "load(path, like)")
+    check_flags("load", **flags)
+    if report is not None and not callable(report):
+        kind = type(report).__name__
+        raise TypeError(f"load(report=) takes a function of a LoadReport, not a {kind}")

@@ -21,6 +21,7 @@ from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.ranks.watch import Watch
+from xckpt.errors import UnsupportedLeafError
 from xckpt.options import LoadOptions, checked_options, is_watched, with_progress
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class LoadCall:
         """
         call = "load_into" if self.in_place else "load"
         with raised_on_all_ranks(find_ranks):
-            self._check_mapping()
+            self._check_mapping(call)
             check_planner(self.planner, LoadPlanner, call)
             options = checked_options(self.options, LoadOptions, call)
             watch = Watch.of(call, self.path, options) if is_watched(options) else None
@@ -106,6 +107,8 @@ class LoadCall:
                 watch=watch,
                 arguments=arguments,
             )
+        if self.in_place and self.planner is None:
+            check_filled(loaded.tree, like)
         return loaded.tree, planner.report()
 
     def _arguments(self, call: str, like: object) -> dict[str, str]:
@@ -119,7 +122,11 @@ class LoadCall:
             "cast": repr(self.cast),
         }
 
-    def _check_mapping(self) -> None:
+    def _check_mapping(self, call: str) -> None:
+        if self.mapping is not None:
+            from xckpt.mapping.mapping import check_mapping
+
+            check_mapping(self.mapping, call)
         if self.mapping is not None and self.planner is not None:
             raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
         if self.mapping is not None and not self.wanted.everything:
@@ -156,3 +163,17 @@ def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
     from xckpt.formats.reader import FormatsAt
 
     return FormatsAt(path, options)
+
+
+def check_filled(loaded: object, state: object) -> None:
+    """Refuse a root of which a load in place has made a new one: its caller keeps the old one.
+
+    Raises:
+        UnsupportedLeafError: it is new.
+    """
+    if loaded is not state:
+        kind = type(state).__name__
+        raise UnsupportedLeafError(
+            f"the root: a {kind} cannot be changed in place, and Python values in it were loaded; "
+            f"put it into a dict or a list, or use xckpt.load, which returns a new one"
+        )

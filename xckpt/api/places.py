@@ -6,7 +6,7 @@ They are called on one rank, and no other takes part.
 from __future__ import annotations
 
 from xckpt.api.save import Path, check_path
-from xckpt.options import LoadOptions, checked_options, with_progress
+from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
 
 def exists(path: Path) -> bool:
@@ -109,6 +109,7 @@ def copy(
     """
     check_path(source, "copy(source, target)")
     check_path(target, "copy(source, target)")
+    check_flags("copy", overwrite=overwrite)
     from xckpt.storage.copy_checkpoint import copy_checkpoint, has_checkpoint
     from xckpt.storage.location import Location
 

@@ -21,7 +21,7 @@ from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
 from xckpt.errors import StorageError
-from xckpt.options import SaveOptions, checked_options, is_watched, with_progress
+from xckpt.options import SaveOptions, check_flags, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -88,7 +88,7 @@ def save(
     """
     find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
     with raised_on_all_ranks(find):
-        options = _checked("save", path, base, planner, options)
+        options = _checked("save", path, base, planner, options, overwrite, no_dist)
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
         watch = Watch.of("save", path, options) if is_watched(options) else None
@@ -165,7 +165,7 @@ def save_async(
     """
     find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
     with raised_on_all_ranks(find, _refuse_in_background):
-        options = _checked("save_async", path, base, planner, options, stager)
+        options = _checked("save_async", path, base, planner, options, overwrite, no_dist, stager)
         planner = default_planner(options) if planner is None else planner
         kept = copy.deepcopy(metadata)
         where, known = _from_here(path), None if base is None else _from_here(base)
@@ -258,6 +258,8 @@ def _checked(
     base: Path | None,
     planner: object,
     options: SaveOptions | None,
+    overwrite: object,
+    no_dist: object,
     stager: object = None,
 ) -> SaveOptions:
     """The options of a save whose arguments make sense.
@@ -267,6 +269,7 @@ def _checked(
     """
     check_path(path, f"{call}(path, state)")
     check_base(base)
+    check_flags(call, overwrite=overwrite, no_dist=no_dist)
     options = checked_options(options, SaveOptions, call)
     check_planner(planner, SavePlanner, call)
     if stager is not None and not callable(getattr(stager, "stage", None)):

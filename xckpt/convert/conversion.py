@@ -17,14 +17,14 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.errors import MappingError
 from xckpt.formats.detect import open_source
 from xckpt.formats.source import TensorSource
-from xckpt.mapping.mapping import RESOLVED, LeafMapping, part_of
+from xckpt.mapping.mapping import RESOLVED, LeafMapping, check_mapping, part_of
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.scaled import scaled_weights
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Arithmetic, StridedCopy
 from xckpt.mapping.traced import leaf
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, SaveOptions, check_flags, checked_options
 from xckpt.progress import Progress
 
 MANY_LEAVES = 1000
@@ -201,3 +201,16 @@ def cast_target(copy: StridedCopy, before: str, after: str) -> StridedCopy:
     """A copy whose elements, of type ``before`` at their place, are cast to ``after`` at last."""
     steps = (*copy.arithmetic, Arithmetic("cast", before, after))
     return replace(copy, arithmetic=steps)
+
+
+def checked_arguments(
+    options: object, mapping: object, overwrite: object, opaque: object, allow_lossy: object
+) -> SaveOptions:
+    """The options of a conversion whose arguments make sense.
+
+    Raises:
+        TypeError: an argument makes none; it is named.
+    """
+    check_mapping(mapping, "convert")
+    check_flags("convert", overwrite=overwrite, opaque=opaque, allow_lossy=allow_lossy)
+    return checked_options(options, SaveOptions, "convert")

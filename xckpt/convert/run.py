@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from xckpt.convert.conversion import Conversion, Opened
+from xckpt.convert.conversion import Conversion, Opened, checked_arguments
 from xckpt.convert.target_tree import find_places, target_tree
 from xckpt.convert.to_checkpoint import IDENTITY, ConvertingWriter
 from xckpt.convert.to_sink import PREPARE, SinkTarget, SinkWriter
@@ -43,7 +43,7 @@ from xckpt.formats.source import Opaque, metadata_texts, user_of
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
-from xckpt.options import LoadOptions, SaveOptions, checked_options, is_watched, with_progress
+from xckpt.options import LoadOptions, SaveOptions, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -142,7 +142,7 @@ def convert(
     """
     find = GroupFinder(LocalGroup() if group is None and executor is not None else group)
     with _raised_on_all_ranks(find):
-        options = checked_options(options, SaveOptions, "convert")
+        options = checked_arguments(options, mapping, overwrite, opaque, allow_lossy)
         conversion = Conversion(
             *(os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like)),
             *(opaque, LoadOptions(memory_bytes=options.memory_bytes)),

@@ -143,7 +143,7 @@ class StorageReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Every rank, last, also after a failure: release what a peer might wait for."""
+        """Every rank, last, also after a failure, maybe twice: release what a peer may wait for."""
         ...
 
 

@@ -102,7 +102,7 @@ def framework_adapter(framework: str) -> Adapter[Any]:
         >>> framework_adapter("numpy").leaves[0].__name__
         'ndarray'
     """
-    if framework not in _MODULES:
+    if not isinstance(framework, str) or framework not in _MODULES:  # pyright: ignore[reportUnnecessaryIsInstance]
         known = ", ".join(repr(name) for name in ("torch", "jax", "numpy"))
         raise ValueError(f"framework={framework!r} is not known; give one of {known}")
     try:
@@ -189,8 +189,8 @@ def find_group(
             f"DeviceMesh, not a {type(process_group).__name__}"
         )
     refuse_others()
-    if coordinator_rank:
-        raise ValueError(f"coordinator_rank is {coordinator_rank}, but there is only rank 0")
+    if coordinator_rank != 0:
+        raise ValueError(f"coordinator_rank is {coordinator_rank!r}, but there is only rank 0")
     return LocalGroup()
 
 

@@ -34,6 +34,17 @@ RESOLVED = 0.6
 """The part of the time of `LeafMapping.check` that usually goes before the proof."""
 
 
+def check_mapping(mapping: object, call: str) -> None:
+    """Refuse an argument of a call that is no mapping.
+
+    Raises:
+        TypeError: it is none, nor None.
+    """
+    if mapping is not None and not isinstance(mapping, LeafMapping):
+        kind = type(mapping).__name__
+        raise TypeError(f"{call} takes mapping=xckpt.convert.Mapping(...), not a {kind}")
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class LeafMapping:
     """How the leaves of one model become those of another; publicly `xckpt.convert.Mapping`.

@@ -32,7 +32,7 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.reads.items import ReadItems
 from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.errors import ManifestError, NotACheckpointError
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, checked_options
 from xckpt.storage.absent import what_file_is_there, what_is_there, what_keys_are_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
@@ -83,8 +83,8 @@ class ZarrStorageReader:
     """The chunks of the checkpoint, once `set_up_storage_reader` has opened it."""
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
+        self.options = checked_options(options, LoadOptions, "ZarrStorageReader")
         self.location = Location.parse(path, options)
-        self.options = options or LoadOptions()
         self.host_ranks = 1
         """Ranks of the load on a host, at most: they share its memory."""
         self.patience = PATIENCE

@@ -38,7 +38,7 @@ from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.save_checks import MANY_OBJECTS, check_objects
 from xckpt.core.storage import BriefData, PlainStorageWriter
 from xckpt.errors import StorageError
-from xckpt.options import SaveOptions
+from xckpt.options import SaveOptions, checked_options
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, SizedItems, share_of
 from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
@@ -82,8 +82,9 @@ class ZarrStorageWriter(PlainStorageWriter):
         options: SaveOptions | None = None,
         base: str | os.PathLike[str] | None = None,
     ) -> None:
+        self.overwrite = overwrite
+        self.options = checked_options(options, SaveOptions, "ZarrStorageWriter")
         self.target = Location.parse(path, options)
-        self.overwrite, self.options = overwrite, options or SaveOptions()
         self.base = None if base is None else os.fspath(base)
         self.lasting = base is None
         self.shared_bytes = 0

@@ -116,6 +116,9 @@ class GridOptions:
     readers that cut as the writer."""
 
     def __post_init__(self) -> None:
+        for name in ("chunk_bytes", "shard_bytes"):
+            if not isinstance(given := getattr(self, name), int):
+                raise TypeError(f"{name} is a number of bytes, an int, not {given!r}")
         if self.chunk_bytes < 1 or self.shard_bytes < 0:
             raise ValueError(
                 f"chunk_bytes must be at least 1 and shard_bytes at least 0, "
