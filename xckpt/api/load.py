@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from xckpt.api.load_call import LoadCall, strictness_of
+from xckpt.api.load_call import LoadCall, check_filled, strictness_of
 from xckpt.api.parts import PartialLoad, Patterns
 from xckpt.api.save import Path, check_path, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
@@ -277,7 +277,10 @@ def load_into(
             mapping=mapping,
             options=options,
         )
-    return call.run(state, find)[1]
+    loaded, done = call.run(state, find)
+    if planner is None:
+        check_filled(loaded, state)
+    return done
 
 
 def _check_load(path: object, report: object, flags: Mapping[str, object]) -> None:

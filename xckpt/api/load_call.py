@@ -107,8 +107,6 @@ class LoadCall:
                 watch=watch,
                 arguments=arguments,
             )
-        if self.in_place and self.planner is None:
-            check_filled(loaded.tree, like)
         return loaded.tree, planner.report()
 
     def _arguments(self, call: str, like: object) -> dict[str, str]:
