@@ -165,7 +165,7 @@ def test_of_many_altered_documents_some_are_listed(
 ) -> None:
     monkeypatch.setattr("xckpt.storage.checkpoint.MOST_PROBLEMS", 3)
     path = tmp_path / "ckpt"
-    xckpt.save(path, {f"w{n}": np.zeros(n) for n in range(6)})
+    xckpt.save(path, {f"w{n}": np.zeros(1 + n) for n in range(6)})
     for document in path.glob("w*/zarr.json"):
         document.unlink()
     problems = xckpt.open(path).verify()
