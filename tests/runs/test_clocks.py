@@ -14,7 +14,9 @@ import pytest
 
 import xckpt
 from tests.support.servers import environment, gcs, s3
+from xckpt.core.manifest.own_keys import GENERATIONS
 from xckpt.policies import EveryMinutes, EverySteps, Latest
+from xckpt.storage.location import Location, open_store
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 __all__ = ["environment", "gcs", "s3"]
@@ -117,3 +119,35 @@ def test_a_run_elsewhere_with_another_clock_removes_nothing_that_is_being_saved(
     assert numbers(checkpoints.steps()) == [step]
     assert xckpt.open(checkpoints.path(step)).verify() == []
     assert xckpt.load(checkpoints.path(step))["w"][0] == 7.0
+
+
+def test_by_age_nothing_goes_whose_owner_is_known_to_live(
+    tmp_path: Path, clock: Clock, held: tuple[threading.Event, threading.Event]
+) -> None:
+    written, goes_on = held
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=EverySteps(1))
+    checkpoints.save(0, state_of(0))
+    assert written.wait(60)
+    for clock.ahead in (0.0, DAY, -DAY):
+        [left] = xckpt.gc(tmp_path, older_than=0.0)
+        assert (left.owner, left.removed) == ("alive", False)
+        assert left.age is not None and (left.age >= DAY if clock.ahead > 0 else left.age < HOUR)
+    clock.ahead = 0.0
+    goes_on.set()
+    checkpoints.wait()
+    assert xckpt.open(checkpoints.path(0)).verify() == []
+
+
+@pytest.mark.parametrize("ahead, gone", [(0.0, False), (-HOUR, False), (2 * DAY, True)])
+def test_in_a_bucket_gc_goes_by_the_age_that_it_is_given(
+    s3: str, clock: Clock, ahead: float, gone: bool
+) -> None:
+    """An identity that says a later time than now is no older than nothing."""
+    root = f"{s3}/clocks-{next(_roots)}"
+    store = open_store(Location.parse(root))
+    identity = f"{int(clock.now()):08x}{0:08x}"
+    store.write(f"5/{GENERATIONS}/{identity}/w/c/0", b"x").result()
+    clock.ahead = ahead
+    [left] = xckpt.gc(root, older_than=DAY)
+    assert left.removed is gone and left.age is not None and left.age >= 0.0
+    assert bool(store.list().result()) is not gone
