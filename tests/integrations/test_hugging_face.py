@@ -154,6 +154,23 @@ def test_the_best_is_kept_and_loaded_at_the_end(tmp_path: Path) -> None:
     assert all(map(torch.equal, trainer.model.state_dict().values(), model["model"].values()))
 
 
+def test_a_damaged_best_is_an_error_at_the_end_and_the_newest_stays(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    class Damages(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == STEPS:
+                for file in Path(state.best_model_checkpoint).rglob("*"):
+                    if file.is_file() and file.suffix == "":  # a chunk, or a pack
+                        file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+
+    best: Any = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    best |= {"eval_strategy": "steps", "eval_steps": 5, "learning_rate": 1.0}
+    with pytest.raises(xckpt.CorruptCheckpointError, match="checkpoint-15"):
+        trained(tmp_path, save_total_limit=1, callbacks=[Damages()], **best)
+    assert xckpt.open(tmp_path / f"checkpoint-{STEPS}").verify() == []
+
+
 def test_a_failed_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-10").write_text("in the way")
     with pytest.raises(xckpt.XckptError):
