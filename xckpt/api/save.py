@@ -94,6 +94,7 @@ def save(
         watch = Watch.of("save", path, options) if is_watched(options) else None
     ranks = found(find)
     with with_progress(options, "save", ranks.rank, path) as shown:
+        # Not by `raised_on_all_ranks`, which would come back here on the way of each save.
         try:
             writer = ZarrStorageWriter(path, overwrite=overwrite, options=shown, base=base)
         except Exception as error:

@@ -202,7 +202,7 @@ class _Load:
         return Loaded(metadata, self.planner.result())
 
     def alone(self) -> Metadata:
-        """All steps in a row, without other ranks."""
+        """All steps in a row, without other ranks: the short way of a load by one process."""
         planner = self.planner
         found = self._find()
         self.is_last = found.last
