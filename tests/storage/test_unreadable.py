@@ -166,6 +166,6 @@ def test_gc_names_what_it_passes_over(
     result = run("gc", tmp_path, "--dry-run", "--json")
     hidden.chmod(0o755)
     assert [each.path for each in found] == [str(left)]
-    line = f"passed over, for they cannot be read: {hidden} (Permission denied)"
+    line = f"passed over, because they cannot be read: {hidden} (Permission denied)"
     assert caplog.messages == [line]
     assert (result.returncode, result.stderr) == (0, f"{line}\n") and str(left) in result.stdout

@@ -76,7 +76,7 @@ def gc(
         unread: list[str] = []
         found = list(find_in_keys(place) if folder is None else find_in_folders(folder, unread))
         if unread:
-            logger.warning("passed over, for they cannot be read: %s", in_few(unread))
+            logger.warning("passed over, because they cannot be read: %s", in_few(unread))
         if dry_run:
             return found
         due = sum(each.files for each in found if is_due(each, seconds))

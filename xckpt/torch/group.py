@@ -257,6 +257,6 @@ def _processes_of(mesh: DeviceMesh) -> dist.ProcessGroup | None:
         return None
     raise ValueError(
         f"the DeviceMesh has {mesh.ndim} dimensions and {mesh.size()} of the "
-        f"{dist.get_world_size()} processes, so that no process group is known that has them all; "
-        f"make one by torch.distributed.new_group, and give it as group="
+        f"{dist.get_world_size()} processes, and no process group of just these is known; make one "
+        f"by torch.distributed.new_group, and give it as group="
     )

@@ -168,8 +168,8 @@ class Kinds:
     first: NDArray[np.int64]
     """The first leaf of each kind, (kinds,)."""
     on_ranks: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
-    """For each rank: the kinds that each of its own kinds is split into, one after the other, and
-    how many these are."""
+    """For each rank: the kinds into which its own kinds are split, those of its first kind first,
+    and how many there are of each."""
 
 
 def _kinds_on_all(

@@ -45,7 +45,7 @@ class Patience:
         rank: the rank that waits.
         coordinator: the rank that decides.
         links: the connections.
-        death: how it is known that a rank which has not connected is dead; empty if it is not.
+        death: says how a rank died that has not connected; empty unless it is known to be dead.
     """
 
     def __init__(

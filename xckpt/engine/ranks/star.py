@@ -81,7 +81,7 @@ class Star:
         coordinator: the rank that all others talk to.
         links: its connections.
         on_loss: called with the failures once ranks are lost for good.
-        death: how it is known that a rank which has not connected is dead; empty if it is not.
+        death: says how a rank died that has not connected; empty unless it is known to be dead.
         noted: what the coordinator has given up, if it did so before it greeted this rank.
     """
 

@@ -1,10 +1,10 @@
-"""All ranks' plans, known to each of them: from its leaves, and from what these say of all ranks.
+"""All ranks' plans, as each rank may know them from its own leaves.
 
-1. `known_plans`: a rank knows all plans where each leaf is whole on every rank, or says where its
-   boxes are (`xckpt.core.geometry.spread`), and what it says of this rank is what this rank holds.
-2. Ranks for which `KnownPlans.facts` and leaf tables are the same have just these plans: each has
-   compared its own.
-3. `KnownPlans.share` is then what the coordinator would give this rank, had it gathered the plans
+1. `known_plans`: a rank knows all plans if each leaf is whole on every rank, or says where all
+   ranks' boxes are (`xckpt.core.geometry.spread`) and is right about this rank's.
+2. If `KnownPlans.facts` and leaf tables are equal on all ranks, what they know is true: each rank
+   has compared its own plan.
+3. `KnownPlans.share` is then what the coordinator would give this rank if it had gathered the plans
    (`xckpt.core.plan.merge.global_plan`): the same functions make it, from the same boxes.
 """
 
