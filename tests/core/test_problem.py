@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.problem import Problem
-from xckpt.engine.ranks.wire import LoadPlanCodec
+from xckpt.engine.ranks.load_plans import LoadPlanCodec
 from xckpt.planner import LoadPlan
 
 texts = st.text(max_size=8)

@@ -36,8 +36,8 @@ from xckpt.core.plan.save_checks import returned, returned_plans
 from xckpt.core.storage import PatientReader, SharesHost, StorageReader
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.ranks.group import Group, OperationGroup, operation
+from xckpt.engine.ranks.load_plans import LoadPlanCodec, answer_to
 from xckpt.engine.ranks.watch import Step, Watch, bytes_read
-from xckpt.engine.ranks.wire import LoadPlanCodec, answer_to
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import CheckpointReplacedError, NotACheckpointError, XckptError
 

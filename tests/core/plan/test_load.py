@@ -30,7 +30,7 @@ from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.load_checks import compare
 from xckpt.core.plan.wanted import local_reads
 from xckpt.core.values import encode_value, value_kind
-from xckpt.engine.ranks.wire import LoadPlanCodec
+from xckpt.engine.ranks.load_plans import LoadPlanCodec
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
 
 Moments = namedtuple("Moments", "mu nu")

@@ -1,26 +1,20 @@
-"""Plans and reports between ranks, as MessagePack; arrays travel as raw bytes."""
+"""Plans and reports of saves between ranks, as MessagePack; arrays travel as raw bytes."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Final, overload
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Block, Box, Boxes, Shape
+from xckpt.core.geometry.box import Block, Boxes
 from xckpt.core.plan.items import (
     LeafTable,
-    LoadPlan,
-    ReadItem,
     SavePlan,
     WriteItems,
 )
-from xckpt.core.plan.reads.items import ReadItems, Row
-from xckpt.core.problem import Problem
 from xckpt.core.storage import BriefData, CanBeBrief
 from xckpt.engine.steps import Codec
 
@@ -101,7 +95,7 @@ class SavePlanCodec:
             dict(plan.containers),
             is_brief,
         )
-        return _sendable(wire)
+        return sendable(wire)
 
     def decode(self, data: bytes) -> SavePlan:
         """A plan from bytes whose leaf table is known; inverse of `encode`."""
@@ -168,13 +162,14 @@ def as_sent(plan: SavePlan) -> SavePlan:
     data = plan.storage_data
     ours = data if isinstance(data, CanBeBrief) else None
     storage_data, planner_data = msgspec.msgpack.decode(
-        _sendable((None if ours else data, plan.planner_data))
+        sendable((None if ours else data, plan.planner_data))
     )
     items = WriteItems.of(plan.items)
     return SavePlan(items, ours or storage_data, planner_data, dict(plan.containers))
 
 
-def _sendable(wire: object) -> bytes:
+def sendable(wire: object) -> bytes:
+    """A plan as bytes; a TypeError if a planner's or a storage's own data cannot travel."""
     try:
         return _encode(wire)
     except TypeError as error:
@@ -193,130 +188,3 @@ def _block(rank: int, leaf: bytes, offsets: bytes, sizes: bytes) -> Block:
             np.frombuffer(sizes, np.int64).reshape(shape),
         ),
     )
-
-
-class _Problem(msgspec.Struct, array_like=True):
-    """A `Problem` between processes; the coordinator knows the rank that sent it."""
-
-    leaf: str | None
-    box: tuple[Shape, Shape] | None
-    kind: str
-    text: str
-    line: str
-
-    @classmethod
-    def of(cls, problem: Problem | str) -> _Problem:
-        """What is sent of a problem; a caller's own planner may give plain lines."""
-        known = Problem.of(problem)
-        box = known.box and (known.box.offsets, known.box.sizes)
-        return cls(known.leaf, box, known.kind, known.text, str(known))
-
-    def problem(self) -> Problem:
-        """The problem that was sent."""
-        box = self.box and Box(*self.box)
-        return Problem(self.leaf, box, None, self.kind, self.text, self.line)
-
-
-class _LoadPlan(msgspec.Struct, array_like=True):
-    """A `LoadPlan` between processes."""
-
-    items: msgspec.Raw
-    """The columns of `ReadItems`; nothing in an answer that leaves the rank's items as they are."""
-    storage_data: object
-    planner_data: object
-    names: tuple[str, ...]
-    problems: list[_Problem]
-    left: tuple[str, ...]
-    dtypes: dict[str, str]
-
-
-_decode_load_plan = msgspec.msgpack.Decoder(_LoadPlan).decode
-_decode_items = msgspec.msgpack.Decoder(tuple[list[str], list[Row]]).decode
-
-
-class _EncodedItems(Sequence[ReadItem]):
-    """Read items that are decoded when they are first looked at: a coordinator rarely does."""
-
-    __slots__ = ("_items", "raw")
-
-    def __init__(self, raw: msgspec.Raw) -> None:
-        self.raw = raw
-        self._items: ReadItems | None = None
-
-    def _decoded(self) -> ReadItems:
-        if self._items is None:
-            self._items = ReadItems(*_decode_items(self.raw))
-        return self._items
-
-    def __len__(self) -> int:
-        return len(self._decoded())
-
-    @overload
-    def __getitem__(self, index: int) -> ReadItem: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[ReadItem]: ...
-    def __getitem__(self, index: int | slice) -> ReadItem | list[ReadItem]:
-        return self._decoded()[index]
-
-    def __add__(self, other: Iterable[ReadItem]) -> list[ReadItem]:
-        return [*self, *other]
-
-    def __radd__(self, other: Iterable[ReadItem]) -> list[ReadItem]:
-        return [*other, *self]
-
-
-_NOTHING: Final = msgspec.Raw(_encode(None))
-_AS_SENT: Final = _EncodedItems(_NOTHING)
-
-
-def answer_to(plan: LoadPlan, share: LoadPlan) -> LoadPlan:
-    """What the coordinator sends to a rank for its share: not the items if they are the rank's own.
-
-    Args:
-        plan: as it came from the rank.
-        share: what a planner has made of it.
-    """
-    return replace(share, items=_AS_SENT, names=()) if share.items is plan.items else share
-
-
-class LoadPlanCodec:
-    """Encodes and decodes load plans: first a rank's own, and then the answer to it.
-
-    Example:
-        >>> codec, coordinator = LoadPlanCodec(), LoadPlanCodec()
-        >>> came = coordinator.decode(codec.encode(LoadPlan(ReadItems(["w"], [(4, 2)]))))
-        >>> answer = coordinator.encode(answer_to(came, replace(came, left=("b",))))
-        >>> codec.decode(answer).items[0].lengths, codec.decode(answer).left
-        ((4, 2), ('b',))
-    """
-
-    def __init__(self) -> None:
-        self._own: LoadPlan | None = None
-
-    def encode(self, plan: LoadPlan) -> bytes:
-        """A plan as bytes.
-
-        Raises:
-            TypeError: MessagePack cannot carry planner_data or storage_data.
-        """
-        self._own = self._own or plan
-        items = plan.items
-        problems = [_Problem.of(problem) for problem in plan.problems]
-        raw = items.raw if isinstance(items, _EncodedItems) else _columns(items)
-        named = plan.names, problems, plan.left, dict(plan.dtypes)
-        return _sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
-
-    def decode(self, data: bytes | memoryview) -> LoadPlan:
-        """A plan from bytes; inverse of `encode`."""
-        wire = _decode_load_plan(data)
-        items: Sequence[ReadItem] = _EncodedItems(wire.items)
-        if wire.items == _NOTHING and self._own is not None:
-            items, wire.names = self._own.items, self._own.names
-        problems = tuple(each.problem() for each in wire.problems)
-        named = wire.names, problems, wire.left, wire.dtypes
-        return LoadPlan(items, wire.storage_data, wire.planner_data, *named)
-
-
-def _columns(items: Sequence[ReadItem]) -> msgspec.Raw:
-    columns = ReadItems.of(items)
-    return msgspec.Raw(_encode((columns.names, columns.rows)))
