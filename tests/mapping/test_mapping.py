@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+import xckpt
 from tests.mapping.mappings import Arrays, made_by, same_bits, specs_of
 from tests.support.steps import steps
 from tests.support.time_limit import ALLOWANCE, untraced
-from xckpt.convert import Mapping
+from xckpt.convert import Mapping, convert, family, infer
 from xckpt.errors import MappingError
+from xckpt.mapping.names import specs_of as tree_specs
 from xckpt.mapping.operations import (
     Add,
     Cast,
@@ -49,6 +52,43 @@ def problems(mapping: Mapping, source: Specs, target: Specs) -> tuple[str, ...]:
     with pytest.raises(MappingError) as caught:
         mapping.check(source, target)
     return caught.value.problems
+
+
+def test_an_open_checkpoint_is_a_tree() -> None:
+    state = {"m": {"a.b": np.zeros((2, 3)), "a/b": np.ones(4, np.int8)}, "l": [np.ones(1)], "n": 1}
+    xckpt.save("memory://a-tree-of-specs", state)
+    checkpoint = xckpt.open("memory://a-tree-of-specs")
+    assert tree_specs(checkpoint) == tree_specs(checkpoint.tree) == tree_specs(state)
+    assert tree_specs(checkpoint["m"]) == tree_specs(state["m"])
+    for path in ("memory://a-tree-of-specs", Path("folder")):
+        with pytest.raises(TypeError, match=r"not a path: xckpt\.open"):
+            infer(path, state)
+
+
+WRONG: Any = {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: Mapping(cast(Any, Rule("a", "b"))), "a mapping is made of a list of rules"),
+        (lambda: Mapping([WRONG]), "a mapping is made of a list of rules"),
+        (lambda: Rule("a", "b", cast(Any, Transpose((1, 0)))), "operations are a list such as"),
+        (lambda: Rule("a", "b", [WRONG]), r"Rule\.from_document takes a table"),
+        (lambda: family("llama", cast(Any, 3)), "config takes a dict, an object of transformers"),
+        (lambda: xckpt.load("ckpt", {}, mapping=WRONG), r"load takes mapping=xckpt\.convert"),
+        (lambda: convert("ckpt", "new", mapping=WRONG), r"convert takes mapping=xckpt\.convert"),
+        (lambda: convert("memory://typed", "new", dtype=WRONG), "dtype takes a name, such as"),
+        (lambda: convert("ckpt", "new", executor=WRONG), "executor takes one of concurrent"),
+    ],
+)
+def test_what_is_of_another_type_is_named(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+def test_a_shape_is_a_tuple_however_it_is_given() -> None:
+    assert TensorSpec(cast(Any, [2, 3]), "int8") == TensorSpec((2, 3), "int8")
 
 
 AB = Mapping([Rule("a", "b", [Transpose((1, 0))])])

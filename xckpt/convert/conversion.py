@@ -92,6 +92,8 @@ class Conversion:
             MappingError: the mapping does not fit the source, leaves some of it out, or is lossy
                 although `allow_lossy` is False; all problems are listed.
         """
+        if self.dtype is not None and not isinstance(self.dtype, str):
+            raise TypeError(f"dtype takes a name, such as 'bfloat16', not {self.dtype!r}")
         if self.dtype is not None and not is_float(self.dtype):
             known = ", ".join(filter(is_float, DTYPES))
             raise MappingError(

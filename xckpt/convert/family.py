@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Any, Final, Protocol
 
 from xckpt.errors import MappingError, XckptError
-from xckpt.mapping.families import Document, family_mapping
+from xckpt.mapping.families import Document, check_family, family_mapping
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import find_path
@@ -50,6 +50,7 @@ def family(name: str, config: Config, **choices: bool | str) -> LeafMapping:
 
     Raises:
         MappingError: there is no such family or choice, or the configuration lacks a key.
+        TypeError: the configuration is of another type.
 
     Example:
         >>> from xckpt.convert import TensorSpec
@@ -62,6 +63,7 @@ def family(name: str, config: Config, **choices: bool | str) -> LeafMapping:
         >>> print(mapping.resolve(source).targets["layers/mlp/up_proj/kernel"])
         float32[2, 32, 48]
     """
+    check_family(name)  # Before a configuration is looked for.
     return family_mapping(name, _config_dict(config), choices)
 
 
@@ -70,6 +72,8 @@ def _config_dict(config: Config) -> Document:
         return config
     if isinstance(config, str | os.PathLike):
         return _read_config(config)
+    if not hasattr(config, "to_dict"):
+        raise TypeError(f"config takes a dict, an object of transformers or a path, not {config!r}")
     return config.to_dict()
 
 

@@ -48,7 +48,7 @@ from xckpt.core.values import value_kind
 from xckpt.errors import MappingError, PlanError, UnsupportedLeafError
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.mapping import LeafMapping
-from xckpt.mapping.names import by_mapping_name, keys_of, mapping_name
+from xckpt.mapping.names import by_mapping_name, described_specs, keys_of, mapping_name
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
@@ -152,13 +152,8 @@ class MappedLoadPlanner(LoadPlanner):
 
     def _resolve(self, wanted: Mapping[str, TensorSpec] | None) -> ResolvedMapping:
         """The mapping on the stored shapes."""
-        sources = {
-            name: TensorSpec(tuple(stored.size), stored.properties.dtype)
-            for name, leaf in self._stored_names.items()
-            if isinstance(stored := self._stored.state_dict_metadata[leaf], TensorStorageMetadata)
-        }
         self.mapping.require_accepted()
-        resolved = self.mapping.resolve(sources, wanted)
+        resolved = self.mapping.resolve(described_specs(self._stored), wanted)
         all_used = self.strictness.unexpected == "error"
         if problems := problems_with(resolved, resolved.targets, all_used=all_used):
             raise MappingError.listing("the mapping does not fit the checkpoint", problems)

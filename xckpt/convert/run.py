@@ -317,10 +317,14 @@ def _check_executor(executor: Executor | None, paths: Sequence[str]) -> None:
     """Refuse what cannot work and start the workers, before anything is opened.
 
     Raises:
+        TypeError: it is no executor.
         StorageError: the workers could not reach this process's memory.
     """
     if executor is None:
         return
+    if not hasattr(executor, "submit"):
+        kind = type(executor).__name__
+        raise TypeError(f"executor takes one of concurrent.futures, not a {kind}")
     for path in paths:
         if path.startswith("memory://") and not isinstance(executor, ThreadPoolExecutor):
             raise StorageError(f"{path}: no other process reaches the memory of this one")

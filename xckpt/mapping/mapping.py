@@ -14,7 +14,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 
@@ -71,7 +71,7 @@ class LeafMapping:
     """The next step, on the leaves that the rules make; see `then`."""
 
     def __init__(self, rules: Iterable[Rule] = (), following: LeafMapping | None = None) -> None:
-        object.__setattr__(self, "rules", tuple(rules))
+        object.__setattr__(self, "rules", _checked(rules))
         object.__setattr__(self, "following", following)
 
     def inverse(self) -> LeafMapping:
@@ -257,6 +257,19 @@ class LeafMapping:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             file.write(tomli_w.dumps(self.to_document()))
+
+
+def _checked(rules: object) -> tuple[Rule, ...]:
+    """The rules of a mapping.
+
+    Raises:
+        TypeError: they are not a list of rules.
+    """
+    given = [*cast("Iterable[object]", rules)] if isinstance(rules, Iterable) else [rules, None]
+    checked = tuple(each for each in given if isinstance(each, Rule))
+    if len(checked) < len(given):
+        raise TypeError("a mapping is made of a list of rules: Mapping([Rule(source, target)])")
+    return checked
 
 
 def part_of(

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 from urllib.parse import unquote
@@ -17,6 +18,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from xckpt.core.dtypes import DTYPES, dtype_name
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.tree import flatten, unflatten
 from xckpt.engine.adapters import loaded_adapters
@@ -76,11 +78,12 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
     out.
 
     Args:
-        tree: nested containers of anything with ``.shape`` and ``.dtype``, or `TensorSpec` by
-            mapping name, which is returned as it is.
+        tree: nested containers of anything with ``.shape`` and ``.dtype``; an open checkpoint; or
+            `TensorSpec` by mapping name, which is returned as it is.
 
     Raises:
         MappingError: two leaves have one mapping name; all such are listed.
+        TypeError: it is a path.
 
     Example:
         >>> specs_of({"layers": [{"kernel": np.zeros((2, 3), np.float16)}], "step": 7})
@@ -88,12 +91,33 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
     """
     if _are_specs(tree):
         return dict(tree)
+    if isinstance(tree, str | os.PathLike):
+        raise TypeError(
+            f"shapes and dtypes are taken from a tree, not a path: xckpt.open({tree!r})"
+        )
+    described = getattr(tree, "metadata", None)
+    if isinstance(described, Metadata):
+        return described_specs(described)
     specs: dict[str, TensorSpec] = {}
     for name, leaf in flatten(tree, loaded_adapters()).leaves.items():
         shape, dtype = getattr(leaf, "shape", None), _dtype(getattr(leaf, "dtype", None))
         if shape is not None and dtype is not None:
             specs[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
     return {name: specs[leaf_name] for name, leaf_name in by_mapping_name(specs).items()}
+
+
+def described_specs(metadata: Metadata) -> dict[str, TensorSpec]:
+    """Mapping name -> shape and dtype of every tensor that a checkpoint's metadata describe.
+
+    Raises:
+        MappingError: two leaves have one mapping name; all such are listed.
+    """
+    described = metadata.state_dict_metadata
+    return {
+        name: TensorSpec(tuple(stored.size), stored.properties.dtype)
+        for name, leaf in by_mapping_name(described).items()
+        if isinstance(stored := described[leaf], TensorStorageMetadata)
+    }
 
 
 def _are_specs(tree: object) -> TypeGuard[Mapping[str, TensorSpec]]:

@@ -70,7 +70,7 @@ class Rule:
         put = object.__setattr__
         put(self, "source", (source,) if isinstance(source, str) else tuple(source))
         put(self, "target", (target,) if isinstance(target, str) else tuple(target))
-        put(self, "operations", tuple(operations))
+        put(self, "operations", _checked(operations))
         ranges = {name: _range(name, values) for name, values in (indices or {}).items()}
         put(self, "indices", ranges)
         put(self, "optional", (optional,) if isinstance(optional, str) else tuple(optional))
@@ -216,6 +216,20 @@ def _indices_of(operations: Sequence[Operation], kind: type[Stack] | type[Unstac
             inner = [name for branch in operation.branches for name in _indices_of(branch, kind)]
             names += dict.fromkeys(inner)
     return names
+
+
+def _checked(operations: object) -> tuple[Operation, ...]:
+    """The operations of a rule.
+
+    Raises:
+        TypeError: they are not a list of operations.
+    """
+    if not is_list(operations) or not all(isinstance(each, Operation) for each in operations):
+        raise TypeError(
+            f"operations are a list such as [Transpose((1, 0))], not {operations!r}; "
+            f"Rule.from_document takes a table"
+        )
+    return tuple(operations)
 
 
 def _listed(names: tuple[str, ...]) -> str:

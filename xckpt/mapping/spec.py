@@ -27,6 +27,7 @@ class TensorSpec:
     """The format's name of the element type; see `xckpt.core.dtypes`."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))  # Lists are never equal to tuples.
         if any(size < 0 for size in self.shape):
             raise ValueError(f"a shape has no negative sizes, got {list(self.shape)}")
         if self.dtype not in DTYPES:

@@ -30,7 +30,7 @@ from xckpt.errors import MappingError
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.operations.base import is_list, is_table
 
-__all__ = ["Document", "families", "family_mapping"]
+__all__ = ["Document", "check_family", "families", "family_mapping"]
 
 _PLACE = re.compile(r"<(\w+)>")
 
@@ -44,16 +44,25 @@ def family_mapping(name: str, config: Document, choices: Document) -> LeafMappin
     Raises:
         MappingError: there is no such family or choice, or the configuration lacks a key.
     """
-    document = _documents().get(name)
-    if document is None:
-        raise MappingError(
-            f"no family is called {name!r}; there are {', '.join(families())}."
-            " Write a mapping of your own, or have `xckpt map infer` propose one"
-        )
+    check_family(name)
+    document = _documents()[name]
     chosen = _chosen(name, document.get("choices", {}), choices)
     values = _parameters(name, document.get("parameters", {}), config, chosen) | chosen
     rules = [rule for group in document["group"] for rule in _rules_of(group, values)]
     return LeafMapping.from_document({"rule": rules})
+
+
+def check_family(name: str) -> None:
+    """Refuse a name that no family has.
+
+    Raises:
+        MappingError: it is such a name; lists the others.
+    """
+    if name not in _documents():
+        raise MappingError(
+            f"no family is called {name!r}; there are {', '.join(families())}."
+            " Write a mapping of your own, or have `xckpt map infer` propose one"
+        )
 
 
 def families() -> tuple[str, ...]:
