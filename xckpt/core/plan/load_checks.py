@@ -246,10 +246,12 @@ def _source_problem(item: ReadItem, arrays: Sequence[Box]) -> str:
             f"a tensor of {len(array.sizes)} dimensions, but its storage_offsets "
             f"have {len(start)} and its lengths {len(lengths)}"
         )
-    box = Box(array.offsets, tuple(lengths)).shifted(start)
-    if min(lengths, default=1) < 1 or not array.holds(box):
-        return f"{box}, which is not in {array}"
-    return ""
+    try:
+        box = Box(tuple(start), tuple(lengths)).shifted(array.offsets)
+    except (TypeError, ValueError) as error:
+        return f"no range of its array: {error}"
+    fits = min(lengths, default=1) > 0 and array.holds(box)
+    return "" if fits else f"{box}, which is not in {array}"
 
 
 def target_problems(
