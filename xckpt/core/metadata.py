@@ -174,7 +174,9 @@ class Metadata(Mapping[str, TensorStorageMetadata | BytesStorageMetadata]):
     def __repr__(self) -> str:
         names = list(islice(self.state_dict_metadata, 4))
         shown = ", ".join(repr(name[:80]) for name in names[:3])
-        return f"<Metadata of {len(self):,} leaves: {shown}{', ...' if len(names) > 3 else ''}>"
+        count = "1 leaf" if len(self) == 1 else f"{len(self):,} leaves"
+        more = ", ..." if len(names) > 3 else ""
+        return f"<Metadata of {count}{': ' if names else ''}{shown}{more}>"
 
     def __bool__(self) -> bool:
         return True  # A checkpoint without leaves is one, too.

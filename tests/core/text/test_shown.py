@@ -77,6 +77,9 @@ def test_everything_public_fits_a_screen(tmp_path: Path) -> None:
     assert repr(saved) == (
         "<Metadata of 303 leaves: 'model/layer0/w', 'model/layer1/w', 'model/layer2/w', ...>"
     )
+    one = saved["table"]
+    assert repr(xckpt.Metadata({"w": one})) == "<Metadata of 1 leaf: 'w'>"
+    assert repr(xckpt.Metadata({})) == "<Metadata of 0 leaves>"
 
 
 def test_a_notebook_shows_a_checkpoint_and_an_array(tmp_path: Path) -> None:
