@@ -54,6 +54,17 @@ def test_a_mapping_that_is_turned_round_is_recognised(case: Case) -> None:
         case.mapping.check(case.target_specs, case.source_specs)
 
 
+@given(cases())
+def test_a_prefix_before_all_names_is_recognised(case: Case) -> None:
+    """And the mapping that the message proposes removes it."""
+    nested = {f"ema{{}}/{name}": spec for name, spec in case.source_specs.items()}
+    with pytest.raises(MappingError, match=r"no rule takes .* without 'ema{}/': Map") as caught:
+        case.mapping.check(nested, case.target_specs)
+    assert "Mapping([Rule('ema{{}}/{n...}', '{n...}')]).then(...)" in str(caught.value)
+    whole = Mapping([Rule("ema{{}}/{n...}", "{n...}")]).then(case.mapping)
+    assert whole.check(nested, case.target_specs).targets == case.target_specs
+
+
 @given(cases(most_rules=1), st.data())
 def test_the_copies_into_a_box_are_a_slice_of_the_whole(case: Case, data: st.DataObject) -> None:
     resolved = case.mapping.resolve(case.source_specs, case.target_specs)

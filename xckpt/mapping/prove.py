@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, pairwise, product
+from itertools import chain, groupby, islice, pairwise, product
 from operator import itemgetter
 
 import numpy as np
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.cover import CoverFault, cover_fault
 from xckpt.errors import SHOWN_PROBLEMS
-from xckpt.mapping.pattern import Pattern
+from xckpt.mapping.pattern import Pattern, literal
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
@@ -65,7 +65,7 @@ def problems_with(
     """
     failed = list(dict.fromkeys(failed))
     faults = (
-        () if failed else _turned_round(resolved),
+        () if failed else _other_names(resolved),
         _misfits(resolved, target, failed),
         _unmade(resolved, target, failed),
         _target_faults(resolved),
@@ -83,8 +83,10 @@ def _whole(spec: TensorSpec) -> str:
     return str(Box.whole(spec.shape))
 
 
-def _turned_round(resolved: ResolvedMapping) -> Iterator[str]:
-    """A line if no rule takes a leaf of the source, but some would make one of its leaves."""
+def _other_names(resolved: ResolvedMapping) -> Iterator[str]:
+    """A line if no rule takes a leaf of the source, but one would make it, or take it without a
+    prefix. Prefixes are looked for in the first names.
+    """
     if resolved.targets or resolved.dropped:
         return
     for rule in resolved.idle:
@@ -95,6 +97,16 @@ def _turned_round(resolved: ResolvedMapping) -> Iterator[str]:
                 f"inverse meant (inverse() or --inverse)?"
             )
             return
+    patterns = [pattern for rule in resolved.idle for pattern in rule.source_patterns]
+    for name in islice(resolved.sources, SHOWN_PROBLEMS):
+        for end in (at + 1 for at, letter in enumerate(name) if letter in "/."):
+            if _matches(patterns, name[end:]):
+                prefix = literal(name[:end])
+                yield (
+                    f"no rule takes a leaf of the source, but one would take {name!r} without "
+                    f"{name[:end]!r}: Mapping([Rule({prefix + '{n...}'!r}, '{{n...}}')]).then(...)"
+                )
+                return
 
 
 def _misfits(
