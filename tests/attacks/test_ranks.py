@@ -7,6 +7,7 @@ are written or read. One that stops goes on some seconds later, as a debugged pr
 from __future__ import annotations
 
 import datetime
+import itertools
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import xckpt
 from tests.support.jax_jobs import run
 from tests.support.ranks import Ranks
 from tests.support.time_limit import ALLOWANCE
+from xckpt.planner import DefaultLoadPlanner, DefaultSavePlanner
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
@@ -43,10 +46,16 @@ class Struck(RuntimeError):
     """What the victim raises."""
 
 
+@pytest.fixture(scope="module")
+def three_ranks() -> Iterator[Ranks]:
+    with Ranks(3) as ranks:
+        yield ranks
+
+
 def state(number: int) -> dict[str, Any]:
-    """Several chunks for each rank."""
+    """Several chunks for each rank, and a value that is stored as bytes."""
     leaves = {f"w{n}": np.full((256, 64), number, np.int32) for n in range(6)}
-    return {**leaves, "step": number}
+    return {**leaves, "step": number, "text": "x" * 5000}
 
 
 def strike(way: str) -> None:
@@ -110,6 +119,69 @@ def on_rank(rank: int, call: str, way: str, path: str, group: Any = None) -> Any
             raise
         return kinds[0], str(error), time.monotonic() - began
     return "done", "", time.monotonic() - began
+
+
+SAVE_HOOKS = (
+    *("set_up_planner", "replicas", "create_local_plan", "create_global_plan", "finish_plan"),
+    "resolve_data",
+)
+LOAD_HOOKS = (
+    *("set_up_planner", "create_local_plan", "create_global_plan", "finish_plan", "check_plan"),
+    *("resolve_tensor", "commit_tensor", "load_bytes"),
+)
+RAISED = (KeyboardInterrupt, SystemExit, GeneratorExit, Struck)
+
+
+def in_a_hook(kind: Any, hook: str, error: type[BaseException]) -> Any:
+    """A planner of which one hook raises."""
+
+    def raising(*_: object) -> None:
+        raise error(f"in {hook}")
+
+    return type("Raising", (kind,), {hook: raising})()
+
+
+def on_rank_of_hooks(
+    rank: int, call: str, hook: str, error: type[BaseException], victim: int, path: str
+) -> Any:
+    """A call in which a planner of one rank raises; then all save and load together."""
+    logging.getLogger("xckpt").setLevel(logging.CRITICAL)
+    group: Any = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT))
+    kind: Any = DefaultSavePlanner if call == "save" else DefaultLoadPlanner
+    planner = in_a_hook(kind, hook, error) if rank == victim else kind()
+    began, answer = time.monotonic(), "done"
+    try:
+        if call == "save":
+            xckpt.save(path, state(2), overwrite=True, planner=planner, group=group)
+        else:
+            xckpt.load(path, state(0), planner=planner, group=group)
+    except BaseException as caught:
+        answer = f"{type(caught).__name__}: {caught}"
+    seconds = time.monotonic() - began
+    dist.barrier()
+    committed = xckpt.open(path)["step"]
+    xckpt.save(f"{path}-again", state(3), overwrite=True, group=group)
+    again = xckpt.load(f"{path}-again", state(0), group=group)
+    return answer, seconds, committed, again["step"]
+
+
+@pytest.mark.parametrize(
+    "call, hook",
+    [*[("save", hook) for hook in SAVE_HOOKS], *[("load", hook) for hook in LOAD_HOOKS]],
+)
+def test_a_hook_raises(three_ranks: Ranks, tmp_path: Path, call: str, hook: str) -> None:
+    """Also what is no Exception, and in the first step of a group, where ranks just meet."""
+    path, victims = tmp_path / "ckpt", (0,) if hook == "create_global_plan" else (0, VICTIM)
+    xckpt.save(path, state(1), no_dist=True)
+    for victim, error in itertools.product(victims, RAISED):
+        attack = call, hook, error, victim, str(path)
+        for rank, (answer, seconds, committed, again) in enumerate(
+            three_ranks.run(on_rank_of_hooks, *attack)
+        ):
+            assert (error.__name__ if rank == victim else f"rank {victim}") in answer, attack
+            assert seconds < SLACK, (attack, seconds)
+            assert (committed, again) == (1, 3)
+    assert is_whole(path, (1,))
 
 
 def is_whole(path: Path, numbers: tuple[int, ...]) -> bool:

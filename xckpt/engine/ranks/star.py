@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -280,6 +281,11 @@ class Star:
 
     def _farewell(self, kind: Kind, data: bytes) -> None:
         """Send all others a last message, if that takes only a moment."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        while self._rank == self._coordinator and len(self._links.to) < len(self._others):
+            if (left := deadline - time.monotonic()) <= 0:
+                break
+            self._links.turn(left)  # some have called, and nobody has answered them yet
         for rank in self._others:
             self._send(rank, kind, data)
         self._links.flush(FAREWELL_SECONDS)

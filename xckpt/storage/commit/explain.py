@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from typing import Final
 
+from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
 from xckpt.storage.location import Location
 
 _GONE = ("NOT_FOUND", "No such file")
 _FULL = ("RESOURCE_EXHAUSTED", "No space left", "Disk quota exceeded")
 
-LOOKS: Final = (0.1, 0.4, 1.5)
+LOOKS: Final = (0.1, 0.4, 0.5, 0.5, 0.5)
 """Seconds before each further look: some network disks show a new folder a moment later."""
 
 
@@ -62,6 +63,7 @@ def check_seen(target: Location, staged: Location) -> None:
 
     Raises:
         StorageError: the folder is not there.
+        RanksFailedError: the coordinator has left the save, and removed it.
     """
     folder = staged.folder
     for seconds in (*LOOKS, None):
@@ -69,6 +71,7 @@ def check_seen(target: Location, staged: Location) -> None:
             return
         if seconds is not None:
             time.sleep(seconds)
+            WORK.get().get_on()
     raise StorageError(
         f"{target}: this rank does not see {folder}, which the coordinator has made; all ranks "
         f"have to see the same folder, so a disk that each host has of its own does not do"
