@@ -128,6 +128,56 @@ def stopped_beside_a_slow_one(slow: int, folder: str) -> list[object]:
     return [text, ranks, seconds]
 
 
+PATIENT = 4.0
+"""The timeout of a call that has to succeed, seconds."""
+
+
+def suspended(what: str, folder: str) -> str:
+    """All processes are stopped where one is in the middle, as a scheduler suspends a job."""
+    path, group = Path(folder), JaxGroup(timeout=60)
+    state = {"w": np.arange(1 << 16, dtype=np.float32)}
+    xckpt.save(path / "old", state, group=group, options=xckpt.SaveOptions(chunk_bytes=1 << 14))
+    (path / f"process {os.getpid()}").touch()
+
+    def progress(*_: object) -> None:
+        if group.rank == 0 and not (path / "middle").exists():
+            (path / "middle").touch()
+            time.sleep(0.5)
+
+    try:
+        if what == "load":
+            reading = xckpt.LoadOptions(progress=progress)
+            xckpt.load_into(path / "old", state, group=group, timeout=PATIENT, options=reading)
+        else:
+            options = xckpt.SaveOptions(chunk_bytes=1 << 14, progress=progress)
+            xckpt.save(path / "new", state, group=group, timeout=PATIENT, options=options)
+    except XckptError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_a_job_that_was_suspended_goes_on(tmp_path: Path, what: str) -> None:
+    """The time in which no process ran is no silence."""
+
+    def suspend() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (tmp_path / "middle").exists():
+            time.sleep(0.02)
+        processes = [int(note.name.split()[1]) for note in tmp_path.glob("process *")]
+        for signal_, seconds in ((signal.SIGSTOP, PATIENT + 1.5), (signal.SIGCONT, 0)):
+            for process in processes:
+                os.kill(process, signal_)
+            time.sleep(seconds)
+
+    scheduler = threading.Thread(target=suspend)
+    scheduler.start()
+    answers = run(suspended, 3, what, str(tmp_path))
+    scheduler.join()
+    assert answers == ["", "", ""]
+
+
 class StoppingPlanner(xckpt.planner.DefaultSavePlanner):
     """Stops its process where the others begin to write."""
 

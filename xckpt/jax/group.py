@@ -25,7 +25,6 @@ If a process dies, JAX notices after its own heartbeat timeout and ends all the 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -157,7 +156,6 @@ class JaxGroup:
         if self.rank != self.coordinator:
             self._client.put(f"{key}/{self.rank}", data)
             return None
-        began = time.monotonic()
         answers: dict[int, bytes | None] = {}
 
         def silent() -> list[int]:
@@ -166,7 +164,7 @@ class JaxGroup:
 
         waiting = self._waits.saying(silent)
         for rank in self._others():
-            wait = partial(self._waits.wait, rank, began, self.timeout, waiting)
+            wait = partial(self._waits.wait, rank, self.timeout, waiting)
             answers[rank] = self._client.get(f"{key}/{rank}", wait)
         self._client.key_value_delete(key)
         received = {rank: value for rank, value in answers.items() if value is not None}
@@ -222,7 +220,7 @@ class JaxGroup:
 
     def _from_coordinator(self, key: str) -> bytes:
         # The coordinator times out first, and its note says more than its silence.
-        about = self.coordinator, time.monotonic(), self.timeout + GRACE_SECONDS
+        about = self.coordinator, self.timeout + GRACE_SECONDS
         wait = partial(self._waits.wait, *about, self._waits.saying(lambda: [self.coordinator]))
         if (value := self._client.get(key, wait)) is None:
             self._waits.give_up([self.coordinator])

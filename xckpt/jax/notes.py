@@ -125,7 +125,8 @@ class Notes:
     def _hear(self, rank: int, beat: tuple[int, float]) -> None:
         if self._seen.get(rank) != beat:
             self._seen[rank] = beat
-            self._heard[rank] = time.monotonic() - beat[1]
+            got_on = time.monotonic() - beat[1]
+            self._heard[rank] = max(got_on, self._heard.get(rank, got_on))
 
     def _write(self, key: str, value: object, *, again: bool = False) -> None:
         self._client.until = time.monotonic() + GRACE_SECONDS / 2

@@ -51,6 +51,8 @@ class InTime:
     def __init__(self, client: Client) -> None:
         self.until = math.inf
         """When calls are given up, by `time.monotonic`."""
+        self.away = 0.0
+        """Seconds in which this process did not run while it waited for answers."""
         self._client = client
 
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
@@ -113,9 +115,17 @@ class InTime:
         answers: list[Answer] = []
         seconds = max(0.1, self.until - time.monotonic())
         nothing_to_say = Waiting(0, 0, lambda: (), warn_after=math.inf)
-        if wait_in_thread(lambda: answers.append(function()), nothing_to_say, seconds):
+
+        def call() -> None:
+            answers.append(function())
+
+        if wait_in_thread(call, nothing_to_say, seconds, excuse=self._excuse):
             return answers[0]
         raise silent_ranks([0], seconds)
+
+    def _excuse(self, away: float) -> None:
+        self.away += away
+        self.until += away
 
 
 def service() -> tuple[Client | None, int, int]:

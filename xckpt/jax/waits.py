@@ -5,12 +5,16 @@
 2. A coordinator that works at its own part of a step looks too: for notes, and for silent ranks
    that have not done their part. So it names a lost rank while it works.
 3. A rank that gives others up leaves a note.
+4. While this process itself does not run (a scheduler has suspended the job), it hears nothing:
+   that time is no silence of others. The service counts it, so ranks meet again at another barrier.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NoReturn
 
 from xckpt.engine.ranks.alive import beat_of
@@ -51,6 +55,10 @@ class Waits:
         self._warn_after = warn_after
         self._came: set[int] = set()
         """Ranks that have done their part of the step at which this one works."""
+        self._began = 0.0
+        """Since when this rank waits in this step; later by the time in which it did not run."""
+        self._was_away = False
+        """Whether there was such a time in this step."""
         self._failed: Sequence[RankFailure] = ()
         """Why the save or load that goes on has failed."""
 
@@ -69,6 +77,7 @@ class Waits:
             raise given_up(self._failed)  # the others have raised and are gone
         self._came.clear()
         self._notes.renew()
+        self._began, self._was_away = time.monotonic(), False
 
     def heed(self, key: str, began: float, away: float) -> None:
         """The coordinator hears the others while it works; their parts will lie under ``key``.
@@ -103,21 +112,21 @@ class Waits:
         return Waiting(self._rank, self._coordinator, silent, warn_after=self._warn_after)
 
     def wait(
-        self, rank: int, began: float, timeout: float, waiting: Waiting, key: str, late: float
+        self, rank: int, timeout: float, waiting: Waiting, key: str, late: float
     ) -> bytes | None:
         """The value of a key that a rank sets; None if it does not in time.
 
         Args:
             rank: the rank.
-            began: since when it is waited for.
             timeout: seconds without a word from it.
             waiting: says in the log who is waited for.
             key: the key.
             late: seconds that it may take longer.
         """
-        said = began
+        said = self._began
         while True:
-            until = self._notes.deadline(rank, began, timeout) + late
+            until = self._notes.deadline(rank, self._began, timeout) + late
+            before = self._client.away
             often = SLICE_SECONDS if self._notes.suspects_some else LOOK_SECONDS
             left = min(until - time.monotonic(), waiting.seconds_left, often)
             try:
@@ -128,6 +137,8 @@ class Waits:
             except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise failed(error) from error
+            if self._excused(self._client.away - before):
+                continue
             if self._rank == self._coordinator and time.monotonic() - said > beat_of(self._timeout):
                 said = time.monotonic()
                 self._notes.say_alive(0.0)
@@ -135,6 +146,14 @@ class Waits:
             waiting.remind()
             if time.monotonic() >= until:
                 return None
+
+    def _excused(self, away: float) -> bool:
+        """Whether there were seconds in which this process did not run: no silence of others."""
+        if away:
+            self._was_away = True
+            self._began += away
+            self._notes.excuse(away)
+        return away > 0
 
     def meet(self, barrier: str) -> None:
         """Return when every rank has come to this barrier.
@@ -147,16 +166,23 @@ class Waits:
             came = self._client.numbers_below(barrier)
             return [rank for rank in self._others if rank not in came]
 
-        def wait() -> None:
-            self._client.key_value_set_bytes(f"{barrier}/{self._rank}", b".")
-            self._client.wait_at_barrier(barrier, int(self._timeout * 1000))
+        def wait(attempt: int) -> None:
+            self._client.key_value_set_bytes(f"{barrier}/{self._rank}", b".", True)
+            self._client.wait_at_barrier(f"{barrier}/{attempt}", int(self._timeout * 1000))
 
         text = "it did not come to an end"
-        try:
-            if wait_in_thread(wait, self.saying(silent), self._timeout + GRACE_SECONDS):
-                return
-        except RuntimeError as error:
-            text = str(error).split("RPC:")[0].strip()
+        for attempt in itertools.count():
+            before, seconds = self._client.away, self._timeout + GRACE_SECONDS
+            try:
+                if wait_in_thread(partial(wait, attempt), self.saying(silent), seconds):
+                    return
+            except RuntimeError as error:
+                text = str(error).split("RPC:")[0].strip()
+            self._excused(self._client.away - before)
+            if not self._was_away:
+                break
+            self._was_away = False
+            self._notes.renew()
         self._client.until = time.monotonic() + GRACE_SECONDS / 2
         try:
             missing = silent()

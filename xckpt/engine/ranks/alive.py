@@ -141,10 +141,12 @@ def _talk(group: HeartbeatGroup, work: Work, over: threading.Event, heeds: bool)
     said = began = spoke = work.moved
     presence = Presence()
     while not over.wait(min(group.beat, HEED_SECONDS)):
+        away = presence.away()
+        if away:  # this process did not run: that is no rest
+            began, said = began + away, said + away
+            work.moved = min(time.monotonic(), work.moved + away)
         try:
             if heeds:
-                away = presence.away()
-                began += away
                 group.heed(began, away)
         except RanksFailedError as error:
             work.failures = error.failures

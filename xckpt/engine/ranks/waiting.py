@@ -4,16 +4,17 @@
 2. After `WARN_AFTER` seconds it logs a warning that names them, and again at growing intervals.
 3. `Presence` notices the time in which this process itself did not run.
 4. `wait_in_thread` does so for a call that cannot be interrupted: the call runs in a thread, and
-   is given up at a deadline.
+   is given up at a deadline, which moves by the time in which this process did not run.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent import futures
 from typing import Final
 
 from xckpt.errors import RankFailure, RanksFailedError, ranks_in_words
@@ -112,13 +113,15 @@ def wait_in_thread(
     waiting: Waiting,
     seconds: float | None,
     should_stop: Callable[[], bool] = lambda: False,
+    excuse: Callable[[float], object] = lambda away: None,
 ) -> bool:
     """Run a call that waits for other ranks; False if it is given up.
 
     That happens after ``seconds``, or when ``should_stop``, which is asked now and then, is true.
-    The call then continues in its thread, and what it raises is dropped.
+    The call then continues in its thread, and what it raises is dropped. ``excuse`` is called with
+    seconds in which this process did not run.
     """
-    ended: Future[None] = Future()
+    ended: futures.Future[None] = futures.Future()
 
     def run() -> None:
         try:
@@ -129,20 +132,20 @@ def wait_in_thread(
             ended.set_result(None)
 
     threading.Thread(target=run, name="xckpt-wait", daemon=True).start()
-    deadline = None if seconds is None else time.monotonic() + seconds
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
     while True:
-        left = min(waiting.seconds_left, SLICE_SECONDS)
-        if deadline is not None:
-            left = min(left, max(0.0, deadline - time.monotonic()))
-        try:
-            ended.result(left)
+        left = min(waiting.seconds_left, SLICE_SECONDS, deadline - time.monotonic())
+        presence = Presence()
+        futures.wait([ended], max(0.0, left))
+        if away := presence.away():
+            deadline += away
+            excuse(away)
+        if ended.done():
+            ended.result()
             return True
-        except TimeoutError:
-            if ended.done():
-                raise  # the call's own
-            waiting.remind()
-            if should_stop() or (deadline is not None and time.monotonic() >= deadline):
-                return False
+        waiting.remind()
+        if should_stop() or time.monotonic() >= deadline:
+            return False
 
 
 def given_up(failures: Sequence[RankFailure]) -> RanksFailedError:

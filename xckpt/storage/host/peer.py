@@ -173,13 +173,16 @@ class Peer:
         """What a call of the socket moves; silence counts from now on, or as ``since`` says."""
         began, presence = self.awake(), Presence()
         while True:
-            self._away += presence.away()
             left = self._patience - (self.awake() - (since() if since is not None else began))
             if left <= 0:
                 raise TimeoutError
             self._connection.settimeout(min(left, self.beat))
-            with contextlib.suppress(TimeoutError):
+            try:
                 return move()
+            except TimeoutError:
+                pass
+            finally:
+                self._away += presence.away()
 
     @contextlib.contextmanager
     def _naming(self) -> Generator[None, None, None]:
