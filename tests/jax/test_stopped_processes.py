@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 

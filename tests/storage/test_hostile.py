@@ -23,7 +23,7 @@ import pytest
 
 import xckpt
 from tests.support.hostile_claims import OF_FOREIGN, OF_NOTHING, safetensors, sparse, zarr
-from tests.support.hostile_copies import OF_REAL, orbax, steps
+from tests.support.hostile_copies import ODD, OF_REAL, edit, orbax, steps
 from tests.support.states import arrays
 from xckpt.cli.steps import step_lines
 from xckpt.convert import convert
@@ -60,6 +60,16 @@ def _uses(kind: Kind, path: Path) -> Iterator[Callable[[], object]]:
         state = {name: np.zeros_like(array) for name, array in arrays().items()}
         saved = path.with_name("based")
         yield lambda: xckpt.save(saved, state, base=path, overwrite=True, options=SAVE_OPTIONS)
+
+
+def test_what_is_put_into_a_document_is_a_copy() -> None:
+    """Else a later edit changes it, or puts it into itself; seeds would depend on each other."""
+    before = repr(ODD)
+    for seed in range(100):
+        document = {"a": [1, {"b": [2, 3]}], "c": {"d": 4}}
+        for _ in range(5):
+            edit(document, random.Random(seed))
+    assert repr(ODD) == before
 
 
 def _slices(path: Path) -> None:

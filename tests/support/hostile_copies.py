@@ -51,6 +51,8 @@ NUMBERS = (
 """Unsigned, of 64 bits."""
 MOST_PLACES = 10_000
 """A document of more is not changed any more: lists in lists that are repeated grow without end."""
+MOST_TEXT = 1 << 24
+"""Characters that one repetition adds at most: of a long text in lists it would add gigabytes."""
 READ = {**LAYOUTS, "packed": xckpt.SaveOptions(chunk_bytes=150, pack_bytes=1 << 18)}
 """Name -> the options of a checkpoint that is altered."""
 
@@ -75,7 +77,7 @@ def _nodes(document: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _edit(document: Any, chance: random.Random) -> None:
+def edit(document: Any, chance: random.Random) -> None:
     """Put something odd, or something from elsewhere in it, into a JSON document."""
     for _ in range(chance.choice((1, 1, 2, 5))):
         places = _nodes(document)
@@ -85,13 +87,20 @@ def _edit(document: Any, chance: random.Random) -> None:
         how = chance.randrange(5)
         if how == 0:
             there, other = chance.choice(places)
-            node[key] = json.loads(json.dumps(there[other]))
+            node[key] = _copy(there[other])
         elif how == 1 and isinstance(node, list):
-            node.extend(json.loads(json.dumps([node[key]] * chance.choice((1, 300)))))
+            text, times = json.dumps(node[key]), chance.choice((1, 300))
+            times = min(times, max(1, MOST_TEXT // len(text)))
+            node.extend(json.loads(f"[{','.join([text] * times)}]"))
         elif how == 2:
             del node[key]
         else:
-            node[key] = chance.choice(ODD)
+            node[key] = _copy(chance.choice(ODD))
+
+
+def _copy(document: Any) -> Any:
+    """A copy of which each part is its own: an edit of one must change no other, nor `ODD`."""
+    return json.loads(json.dumps(document))
 
 
 def _resealed(path: Path, edit: Callable[[Any], object] = id) -> None:
@@ -108,7 +117,7 @@ def _resealed(path: Path, edit: Callable[[Any], object] = id) -> None:
 def altered(path: Path, chance: random.Random) -> None:
     """A manifest in which something odd stands, under a digest that fits."""
     _real(path, chance.choice(list(READ)))
-    _resealed(path, lambda body: _edit(body, chance))
+    _resealed(path, lambda body: edit(body, chance))
 
 
 def damaged(path: Path, chance: random.Random) -> None:
@@ -215,7 +224,7 @@ def steps(path: Path, chance: random.Random) -> None:
         leaves = [leaf] * (chance.choice((1, 50_000)) if len(shape) == 1 else 1)
         body: Any = {"leaves": leaves, "digests": "", "user": run_metadata(record)}
         if chance.random() < 0.7:
-            _edit(body["user"], chance)
+            edit(body["user"], chance)
         text = json.dumps(body, separators=(",", ":")).encode()
         # A listing takes three times the text.
         write_manifest(step, text if len(text) < SPARSE // 4 else b"")
@@ -233,7 +242,7 @@ def orbax(path: Path, chance: random.Random) -> None:
     documents = [file for file in files if file.read_bytes()[:1] == b"{"]
     for file in chance.sample(documents, chance.choice((1, 1, 2))):
         document = json.loads(file.read_bytes())
-        _edit(document, chance)
+        edit(document, chance)
         file.write_bytes(json.dumps(document).encode("utf-8", "surrogatepass"))
     if chance.random() < 0.3:
         file = chance.choice(files)

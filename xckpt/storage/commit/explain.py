@@ -71,7 +71,7 @@ def check_seen(target: Location, staged: Location) -> None:
             return
         if seconds is not None:
             time.sleep(seconds)
-            WORK.get().get_on()
+            WORK.get().advance()
     raise StorageError(
         f"{target}: this rank does not see {folder}, which the coordinator has made; all ranks "
         f"have to see the same folder, so a disk that each host has of its own does not do"
