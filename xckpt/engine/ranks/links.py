@@ -130,6 +130,17 @@ class Links:
         while self.sending and time.monotonic() < deadline:
             self.turn(deadline - time.monotonic())
 
+    def greet_callers(self, count: int, seconds: float) -> None:
+        """Take connections of ranks that have called and were not answered, if this one listens.
+
+        Args:
+            count: how many ranks connect in all; there is no wait once they have.
+            seconds: how long they are waited for, at most.
+        """
+        deadline = time.monotonic() + seconds
+        while self._listener is not None and len(self.to) < count and time.monotonic() < deadline:
+            self.turn(max(0.0, deadline - time.monotonic()))
+
     def stop_listening(self) -> None:
         """Accept no further connection."""
         if self._listener is not None:

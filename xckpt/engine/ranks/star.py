@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -249,8 +248,7 @@ class Star:
             if kind == Kind.MESSAGE and step == self._course.step:
                 return data
             if kind == Kind.MESSAGE:
-                text = _out_of_step(step, self._rank, self._course.step)
-                self._fail([RankFailure(rank, "RuntimeError", text)])
+                self._fail([_out_of_step(rank, step, self._rank, self._course.step)])
         if link is not None and link.end:
             if not link.is_known and (failures := self._noted()):
                 self._fail(failures, said_by=rank)
@@ -281,18 +279,15 @@ class Star:
 
     def _farewell(self, kind: Kind, data: bytes) -> None:
         """Send all others a last message, if that takes only a moment."""
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        while self._rank == self._coordinator and len(self._links.to) < len(self._others):
-            if (left := deadline - time.monotonic()) <= 0:
-                break
-            self._links.turn(left)  # some have called, and nobody has answered them yet
+        self._links.greet_callers(len(self._others), FAREWELL_SECONDS)
         for rank in self._others:
             self._send(rank, kind, data)
         self._links.flush(FAREWELL_SECONDS)
 
 
-def _out_of_step(step: int, rank: int, own: int) -> str:
-    return (
+def _out_of_step(other: int, step: int, rank: int, own: int) -> RankFailure:
+    text = (
         f"it is in step {step}, and rank {rank} in step {own}; "
         f"every rank has to make the same calls in the same order"
     )
+    return RankFailure(other, "RuntimeError", text)
