@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,14 @@ def test_what_was_found_is_kept() -> None:
     database = settings().database
     assert isinstance(database, DirectoryBasedExampleDatabase)
     assert database.path.parent == Path(__file__).parents[1] / ".hypothesis"
+
+
+def test_no_two_files_save_to_one_name_in_memory() -> None:
+    """What is at ``memory://`` lives as long as the process, which runs tests of many files."""
+    root = Path(__file__).parents[1]
+    files: defaultdict[str, set[str]] = defaultdict(set)
+    for folder in ("tests", "xckpt"):
+        for file in (root / folder).rglob("*.py"):
+            for name in re.findall(r'save\w*\(\s*"memory://([\w/-]+)"', file.read_text("utf-8")):
+                files[name].add(file.relative_to(root).as_posix())
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}

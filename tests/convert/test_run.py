@@ -144,12 +144,12 @@ def test_without_a_mapping_the_tree_stays_what_it_was() -> None:
 
 def test_a_dtype_casts_floats_and_nothing_else() -> None:
     state = {"w": np.linspace(0, 1, 1000, dtype=np.float32), "n": np.arange(3), "step": 1}
-    xckpt.save("memory://floats", state)
-    convert("memory://floats", "memory://halves", dtype="float16")
-    halves = xckpt.load("memory://halves")
+    xckpt.save("memory://cast-floats", state)
+    convert("memory://cast-floats", "memory://cast-halves", dtype="float16")
+    halves = xckpt.load("memory://cast-halves")
     same(halves, {**state, "w": state["w"].astype(np.float16)})
     with pytest.raises(MappingError, match="'int8' is not a floating-point type"):
-        convert("memory://floats", "memory://never", dtype="int8")
+        convert("memory://cast-floats", "memory://never", dtype="int8")
 
 
 def test_leaves_that_no_rule_takes_are_refused_by_name(tmp_path: Path) -> None:
@@ -207,10 +207,15 @@ def test_data_that_a_mapping_takes_for_granted_are_checked_before_anything_is_wr
 
 def test_progress_ends_with_all_bytes() -> None:
     state = torch_like()
-    xckpt.save("memory://progress", state, overwrite=True)
+    xckpt.save("memory://conversion-progress", state, overwrite=True)
     reports: list[xckpt.Progress] = []
     options = xckpt.SaveOptions(progress=reports.append, memory_bytes=1 << 15)
-    done = convert("memory://progress", "memory://progressed", mapping=MAPPING, options=options)
+    done = convert(
+        "memory://conversion-progress",
+        "memory://conversion-progressed",
+        mapping=MAPPING,
+        options=options,
+    )
     assert [each.done for each in reports] == sorted(each.done for each in reports)
     assert len(reports) > 3
     assert reports[-1] == xckpt.Progress(done.bytes, done.bytes)

@@ -263,6 +263,10 @@ def test_a_coordinator_must_exist() -> None:
     assert "coordinator_rank" in str(run(wrong_coordinator, 1)[0])
 
 
+PATIENT = min(4.0, ALLOWANCE)
+"""A timeout, longer where other jobs share the machine: there JAX's service may take a second."""
+
+
 def late(warned: float, folder: str) -> list[object]:
     """Ranks 1 and 2 come after two warnings: what each says, and how a timeout ends a save."""
     heard: list[str] = []
@@ -287,7 +291,7 @@ def late(warned: float, folder: str) -> list[object]:
         end.broadcast(None)
         return [heard, "", []]
     with pytest.raises(RanksFailedError) as caught:
-        xckpt.save("memory://late", {"n": 1}, timeout=1)
+        xckpt.save("memory://late", {"n": 1}, timeout=PATIENT)
     end.broadcast(b"")
     return [heard, str(caught.value), [failure.rank for failure in caught.value.failures]]
 
@@ -299,6 +303,7 @@ def test_a_rank_that_waits_says_for_whom_and_a_timeout_ends_it(tmp_path: Path) -
     for warning in heard:
         assert warning.startswith("WARNING: rank 0 has waited")
         assert "s for ranks 1, 2: is it alive" in warning and "timeout=" in warning
-    assert ranks == [1, 2]
-    assert "ranks 1, 2 sent nothing for 1 s; is it alive, and did it call the same save" in text
+    assert ranks == [1, 2], text
+    silence = f"ranks 1, 2 sent nothing for {PATIENT:g} s"
+    assert f"{silence}; is it alive, and did it call the same save" in text
     assert [heard for heard, *_ in others] == [[], []]

@@ -190,7 +190,9 @@ def on_rank_mistaken(rank: int, root: str) -> tuple[str, str, bool]:
     with pytest.raises(xckpt.RanksFailedError) as mistaken:
         run.save(5, state_of(0))
     # No rank waits for another.
-    return str(apart.value), str(mistaken.value), run.save(6, state_of(6), force=True)
+    saved = run.save(6, state_of(6), force=True)
+    run.wait()
+    return str(apart.value), str(mistaken.value), saved
 
 
 def test_ranks_at_different_steps_and_a_policy_that_raises(ranks: Ranks, tmp_path: Path) -> None:
