@@ -323,8 +323,7 @@ def _check_executor(executor: Executor | None, paths: Sequence[str]) -> None:
     if executor is None:
         return
     if not hasattr(executor, "submit"):
-        kind = type(executor).__name__
-        raise TypeError(f"executor takes one of concurrent.futures, not a {kind}")
+        raise TypeError(f"executor takes one of concurrent.futures, not {executor!r}")
     for path in paths:
         if path.startswith("memory://") and not isinstance(executor, ThreadPoolExecutor):
             raise StorageError(f"{path}: no other process reaches the memory of this one")
