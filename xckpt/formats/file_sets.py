@@ -7,15 +7,22 @@ safetensors and for torch's files alike. Without one, a folder's only file count
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from xckpt.errors import CorruptCheckpointError, ManifestError, NotACheckpointError
+from xckpt.errors import (
+    CorruptCheckpointError,
+    ManifestError,
+    NotACheckpointError,
+    StorageError,
+)
 from xckpt.storage.foreign.documents import MEMORY_BYTES, read_json
 from xckpt.storage.foreign.paths import FilePath, file_name_problem, named, naming
+from xckpt.storage.location import storage_errors
 
 INDEX: Final = ".index.json"
 _SERIES: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
@@ -111,9 +118,9 @@ def _check_presence(
     """Refuse an index whose files are missing, or that leaves out files of the same series."""
     first = {file: name for name, file in reversed(list(names.items()))}
     problems = [
-        f"{first[file]}: its file {file} is missing"
+        f"{first[file]}: its file {file[:100]} is missing"
         for file in files
-        if not (folder / file).is_file()
+        if not _is_file(folder / file)
     ]
     series = {(match[1], match[3]) for file in files if (match := _numbered(file, suffix))}
     problems += [
@@ -125,6 +132,18 @@ def _check_presence(
     ]
     if problems:
         raise CorruptCheckpointError.listing("files and index do not fit each other", problems)
+
+
+def _is_file(path: FilePath) -> bool:
+    """Whether there is such a file; there is none of a name that is too long for any."""
+    try:
+        with storage_errors(path.parent):
+            return path.is_file()
+    except StorageError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def _numbered(name: str, suffix: str) -> re.Match[str] | None:

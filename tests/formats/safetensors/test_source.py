@@ -174,6 +174,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         xckpt.CorruptCheckpointError,
         f"b: its file {SECOND} is missing",
     ),
+    "the index names what no file can be called": (
+        lambda f: edit(f, lambda names: names.update(a="x" * 100_000)),
+        xckpt.CorruptCheckpointError,
+        f"a: its file {'x' * 100} is missing",
+    ),
     "the index leaves a file out": (
         lambda f: edit(f, lambda names: names.pop("b")),
         xckpt.CorruptCheckpointError,
