@@ -55,7 +55,7 @@ class CheckpointManager(RunReading):
             no manager wrote.
         temporary: a second root, a path or a `xckpt.policies.Temporary`, for steps that only its
             policies save: on a fast disk, or in a bucket that forgets old files. All ranks must see
-                it; losing it, or steps in it, is not an error.
+            it; losing it, or steps in it, is not an error.
         delete_rate: most files, or keys, that are deleted a second while training goes on; None for
             no limit. While a caller waits for the end, there is no limit either.
         full_every: a save shares what did not change with the step before, see ``base`` of
