@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from tests.convert.units.test_unit import copies_of
 from tests.mapping.mappings import Case, cases
 from tests.support.examples import examples
-from xckpt.convert.mapped_reads import blocks, restrict_sources
+from xckpt.convert.mapped_reads import restrict_sources
 from xckpt.convert.units.unit import source_reads
-from xckpt.core.geometry.box import Box, Boxes
-from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.geometry.grid import GridOptions, choose_grid
-from xckpt.core.metadata import TensorProperties, TensorStorageMetadata
+from xckpt.core.geometry.box import Box
 
 
 @given(cases(), st.data())
@@ -40,27 +37,3 @@ def test_cut_copies_take_what_the_whole_ones_took(case: Case, data: st.DataObjec
         assert sum(copy.elements for copy in cut) == sum(copy.elements for copy in mine)
         assert all(copy.arithmetic in {whole.arithmetic for whole in mine} for copy in cut)
         assert all(any(half.holds(copy.source_box) for half in halves) for copy in cut)
-
-
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    st.integers(1, 4096),
-    st.data(),
-)
-@examples(60)
-def test_blocks_cover_the_part_along_chunks(
-    shape: list[int], target: int, data: st.DataObject
-) -> None:
-    whole = Boxes.whole(tuple(shape))
-    grid = choose_grid(tuple(shape), 4, whole, GridOptions(target))
-    low = [data.draw(st.integers(0, n - 1)) for n in shape]
-    high = [data.draw(st.integers(a + 1, n)) for a, n in zip(low, shape, strict=True)]
-    sizes = tuple(b - a for a, b in zip(low, high, strict=True))
-    stored = TensorStorageMetadata(TensorProperties("float32"), tuple(shape), whole, grid)
-    cut = list(blocks(stored, 0, Box(tuple(low), sizes)))
-    pairs = [(box.relative_to(low).offsets, box.sizes) for box in cut]
-    assert cover_fault(sizes, Boxes.of(pairs, rank=len(shape))) is None
-    chunk = grid.chunks[0]
-    for box in cut:
-        for at, begin, size in zip(box.offsets, low, chunk, strict=True):
-            assert at == begin or at % int(size) == 0

@@ -8,8 +8,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.slabs import blocks
 from xckpt.core.metadata import ChunkStorageMetadata
-from xckpt.formats.reader import parts
 from xckpt.formats.sink import Contents, TensorSink
 from xckpt.mapping.spec import TensorSpec
 
@@ -31,11 +32,8 @@ def boxes_of(
     return [
         (name, box)
         for name, array in arrays.items()
-        for box in parts(
-            (0,) * array.ndim,
-            array.shape,
-            sink.chunks(name),
-            chunks_each * prod(sink.chunks(name)),
+        for box in blocks(
+            Box.whole(array.shape), sink.chunks(name), chunks_each * prod(sink.chunks(name))
         )
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results
-from tests.formats.arrays import boxes
-from tests.support.tilings import Box, paint
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.formats import reader as source_reader
 from xckpt.formats.detect import open_source
-from xckpt.formats.reader import SourceReader, parts
+from xckpt.formats.reader import SourceReader
 from xckpt.formats.xckpt import XckptSource
 from xckpt.storage.budget import Pool
 
@@ -118,23 +113,6 @@ def test_a_file_that_was_cut_off_meanwhile(path: Path) -> None:
     reader = SourceReader(lambda: source)
     with pytest.raises(xckpt.CorruptCheckpointError, match="truncated"):
         load_state(None, reader, group=LocalGroup(), planner=DefaultLoadPlanner())
-
-
-@given(boxes(), st.lists(st.integers(1, 5), min_size=4, max_size=4), st.integers(1, 200))
-def test_parts_make_up_the_box(
-    case: tuple[tuple[int, ...], Box], chunk: list[int], most: int
-) -> None:
-    """Exactly; cut at multiples of the chunk; and small where the chunk allows it."""
-    shape, (offsets, sizes) = case
-    found = list(parts(offsets, sizes, chunk[: len(shape)], most))
-    counts = paint(shape, [(box.offsets, box.sizes) for box in found])
-    expected = paint(shape, [(offsets, sizes)])
-    assert np.array_equal(counts, expected)
-    for box in found:
-        assert prod(box.sizes) <= max(most, prod(chunk[: len(shape)]))
-        for d, (at, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
-            assert at == offsets[d] or at % chunk[d] == 0
-            assert at + size == offsets[d] + sizes[d] or (at + size) % chunk[d] == 0
 
 
 def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

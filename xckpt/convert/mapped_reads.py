@@ -24,7 +24,7 @@ from xckpt.convert.units.unit import SourceRead, hull
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.box_lookup import intersect
-from xckpt.core.geometry.grid import cells
+from xckpt.core.geometry.slabs import blocks
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
@@ -136,11 +136,13 @@ def stored_reads(
     arrays = stored.arrays
     wanted = Boxes.of([(source_read.box.offsets, source_read.box.sizes)])
     copies = [copy for _, copy in source_read.copies]
+    most = BLOCK_BYTES // item_size(stored.properties.dtype)
     _, numbers, parts = intersect(wanted, arrays)
     for number, part in zip(numbers.tolist(), parts, strict=True):
         origin = arrays[number].offsets
-        for block in blocks(stored, number, part):
-            taken = restrict_sources(copies, block)
+        chunk = [1] * len(origin) if stored.grid is None else stored.grid.chunks[number].tolist()
+        for block in blocks(part.relative_to(origin), chunk, most):
+            taken = restrict_sources(copies, block.shifted(origin))
             if not taken:
                 continue
             box = hull([copy.source_box for copy in taken])
@@ -153,29 +155,6 @@ def stored_reads(
                 box.sizes,
             )
             yield item, MappedRead(target, taken, box)
-
-
-def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Box]:
-    """A box of a stored tensor in blocks of whole chunks, as far as the box has them whole.
-
-    Args:
-        stored: the tensor.
-        number: which of its arrays the box lies in.
-        part: the box, in elements of the tensor.
-    """
-    array = stored.arrays[number]
-    item = item_size(stored.properties.dtype)
-    block = [1] * len(array.sizes)
-    if stored.grid is not None:
-        block = stored.grid.chunks[number].tolist()
-    for axis in reversed(range(len(block))):
-        room = max(1, BLOCK_BYTES // (prod(block) * item))
-        block[axis] = min(max(1, array.sizes[axis]), block[axis] * room)
-    wanted = part.relative_to(array.offsets)
-    for cell in cells(wanted.offsets, wanted.ends, array.sizes, block)[1]:
-        inside = cell.meets(wanted)
-        if inside is not None:
-            yield inside.shifted(array.offsets)
 
 
 def restrict_sources(copies: Sequence[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:

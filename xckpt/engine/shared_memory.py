@@ -163,7 +163,7 @@ def _are_equal(one: Filled, other: Filled, reader: StorageReader | PartReader) -
         most = _PART_BYTES // item_size(ours.dtype)
         return all(
             np.array_equal(_bits(_read(one, part, reader)), _bits(_read(other, part, reader)))
-            for part in blocks(one.box.sizes, (1,) * len(one.box.sizes), most)
+            for part in blocks(Box.whole(one.box.sizes), (1,) * len(one.box.sizes), most)
         )
     if (ours.dtype, theirs.dtype) != (one.dtype, other.dtype):
         return False  # the result of a cast is not known beforehand

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.geometry.slabs import blocks
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.problem import Problem
 from xckpt.core.values import decode_value, encode_value, value_kind
 from xckpt.errors import NotACheckpointError, StorageError, XckptError
 from xckpt.formats.detect import open_source
-from xckpt.formats.reader import PART_BYTES, FormatsAt, SourceReader, parts
+from xckpt.formats.reader import PART_BYTES, FormatsAt, SourceReader
 from xckpt.formats.source import TensorSource, user_of
 from xckpt.options import LoadOptions
 from xckpt.progress import Progress
@@ -119,7 +120,7 @@ class SourceArray(StoredArray):
     def fill(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory by several threads; see `StoredArray.fill`."""
         most = max(1, PART_BYTES // into.dtype.itemsize)
-        cuts = list(parts(box.offsets, box.sizes, self.block(), most)) if box.elements else []
+        cuts = [*blocks(box, self.block(), most)]
         if len(cuts) < 2:
             self.read(box, into)
             return
@@ -244,8 +245,7 @@ class SourceCheckpoint(Checkpoint):
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
             for name, spec in source.specs.items():
                 most = max(1, PART_BYTES // numpy_dtype(spec.dtype).itemsize)
-                origin = (0,) * len(spec.shape)
-                for box in parts(origin, spec.shape, source.chunks(name), most):
+                for box in blocks(Box.whole(spec.shape), source.chunks(name), most):
                     nbytes = box.elements * item_size(spec.dtype)
                     pool.submit(partial(read, name, box), nbytes)
         return sorted(problems)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.grid import Grid
+from xckpt.core.geometry.slabs import blocks
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -189,7 +190,8 @@ class SourceReader:
         """Have an item's parts read; scratch memory for all of it counts against the budget."""
         name, dtype = self._names[item.storage_index.fqn], numpy_dtype(self._dtype(item))
         most = max(1, PART_BYTES // dtype.itemsize)
-        boxes = list(parts(item.storage_offsets, item.lengths, self.source.chunks(name), most))
+        wanted = Box(item.storage_offsets, item.lengths)
+        boxes = [*blocks(wanted, self.source.chunks(name), most)] or [wanted]
         destination = Destination(planner, item, dtype, len(boxes))
         memory = destination.memory()
         scratch = memory.nbytes if destination.is_scratch else 0
@@ -246,38 +248,3 @@ class FormatsAt:
     def open_source(self) -> TensorSource:
         """Open what is there: an xckpt checkpoint unless another format was found."""
         return open_source(self._path, self._format, options=self._options, skip_objects=True)
-
-
-def parts(
-    offsets: Sequence[int], sizes: Sequence[int], chunk: Sequence[int], most: int
-) -> Iterator[Box]:
-    """Cut a box along multiples of ``chunk`` into boxes of about ``most`` elements, rows whole.
-
-    Example:
-        >>> [box.offsets for box in parts((1, 0), (5, 8), (2, 8), 32)]
-        [(1, 0), (4, 0)]
-        >>> [box.sizes for box in parts((1, 0), (5, 8), (2, 8), 32)]
-        [(3, 8), (2, 8)]
-        >>> list(parts((), (), (), 1))
-        [Box(offsets=(), sizes=())]
-    """
-    if prod(sizes) <= most or not sizes:
-        yield Box(tuple(offsets), tuple(sizes))
-        return
-    d = next((d for d, size in enumerate(sizes) if size > _room(offsets[d], chunk[d])), None)
-    if d is None:
-        yield Box(tuple(offsets), tuple(sizes))
-        return
-    row = prod(sizes[d + 1 :]) * prod(sizes[:d])
-    step = max(1, most // max(1, row * chunk[d])) * chunk[d]
-    at, end = offsets[d], offsets[d] + sizes[d]
-    while at < end:
-        stop = min(end, (at // step + 1) * step)
-        inner = (*sizes[:d], stop - at, *sizes[d + 1 :])
-        yield from parts((*offsets[:d], at, *offsets[d + 1 :]), inner, chunk, most)
-        at = stop
-
-
-def _room(offset: int, chunk: int) -> int:
-    """Elements from an offset to the next multiple of the chunk."""
-    return chunk - offset % chunk

@@ -14,30 +14,39 @@ from xckpt.core.geometry.slabs import blocks, runs
 SIZES = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 4)), max_size=4)
 
 
-@given(SIZES, st.integers(1, 60))
-def test_blocks_hold_each_element_once_in_whole_chunks(
-    sizes: list[tuple[int, int]], most: int
-) -> None:
-    shape, chunk = tuple(size for size, _ in sizes), tuple(step for _, step in sizes)
-    seen = np.zeros(shape, np.int64)
-    for box in blocks(shape, chunk, most):
-        seen[box.slices()] += 1
-        assert all(low % step == 0 for low, step in zip(box.offsets, chunk, strict=True))
-        ends = zip(box.ends, chunk, shape, strict=True)
-        assert all(end % step == 0 or end == size for end, step, size in ends)
-        assert box.elements <= max(most, prod(chunk))
-    assert (seen == 1).all()
-
-
-@given(SIZES, st.integers(1, 60), st.data())
-def test_runs_follow_each_other_in_c_order(
-    sizes: list[tuple[int, int]], most: int, data: st.DataObject
-) -> None:
-    shape, chunk = tuple(size for size, _ in sizes), tuple(step for _, step in sizes)
-    low = [data.draw(st.integers(0, size)) for size in shape]
-    high = [data.draw(st.integers(a, size)) for a, size in zip(low, shape, strict=True)]
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Box, tuple[int, ...]]:
+    """A box of an array, and the shape of its chunks."""
+    sizes = draw(SIZES)
+    low = [draw(st.integers(0, size)) for size, _ in sizes]
+    high = [draw(st.integers(a, size)) for a, (size, _) in zip(low, sizes, strict=True)]
     box = Box(tuple(low), tuple(b - a for a, b in zip(low, high, strict=True)))
-    whole = np.arange(prod(shape)).reshape(shape)
+    return box, tuple(step for _, step in sizes)
+
+
+@given(cases(), st.integers(1, 60))
+def test_blocks_hold_each_element_once_and_end_where_chunks_do(
+    case: tuple[Box, tuple[int, ...]], most: int
+) -> None:
+    box, chunk = case
+    seen = np.zeros(box.ends, np.int64)
+    found = list(blocks(box, chunk, most))
+    for part in found:
+        seen[part.slices()] += 1
+        lows = zip(part.offsets, chunk, box.offsets, strict=True)
+        assert all(low % step == 0 or low == first for low, step, first in lows)
+        ends = zip(part.ends, chunk, box.ends, strict=True)
+        assert all(end % step == 0 or end == last for end, step, last in ends)
+        assert part.elements <= max(most, prod(chunk))
+    assert (seen[box.slices()] == 1).all() and seen.sum() == box.elements
+    assert found == sorted(found, key=lambda part: part.offsets)
+    assert len(found) < 2 or box.elements > most
+
+
+@given(cases(), st.integers(1, 60))
+def test_runs_follow_each_other_in_c_order(case: tuple[Box, tuple[int, ...]], most: int) -> None:
+    box, chunk = case
+    whole = np.arange(prod(box.ends)).reshape(box.ends)
     parts = list(runs(box, chunk, most))
     read = [whole[part.slices()].reshape(-1) for part in parts]
     expected = whole[box.slices()].reshape(-1)

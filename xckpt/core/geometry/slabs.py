@@ -1,6 +1,6 @@
 """Large tensors a part at a time: boxes that are read one after the other in little memory.
 
-1. `blocks` cuts a stored array into boxes of whole chunks, so that each chunk is read once.
+1. `blocks` cuts a box of a stored array along its chunks, so that each chunk is read once.
 2. `runs` cuts a box into parts that follow each other in C order, for callers that pass elements
    on as a stream. A chunk is read again for each run that meets it; runs begin where chunks begin,
    if a whole row of chunks fits.
@@ -8,35 +8,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, product
 from math import prod
 
 from xckpt.core.geometry.box import Box, Shape
 
 
-def blocks(shape: Shape, chunk: Shape, most: int) -> Iterator[Box]:
-    """Boxes of whole chunks that cover an array, in C order of their first elements.
+def blocks(box: Box, chunk: Sequence[int], most: int) -> Iterator[Box]:
+    """Parts of a box that end where chunks do, in C order of their first elements.
+
+    They grow from the last axis on, so that their rows are long.
 
     Args:
-        shape: the array's, elements.
-        chunk: the chunk's, elements.
-        most: elements of a box; a single chunk above that goes alone.
+        box: what to cut, in elements of an array.
+        chunk: the shape of the array's chunks, elements.
+        most: elements of a part; a single chunk above that goes alone.
 
     Example:
-        >>> [str(box) for box in blocks((5, 4), (2, 2), 8)]
+        >>> [str(part) for part in blocks(Box.whole((5, 4)), (2, 2), 8)]
         ['[0, 2) x [0, 4)', '[2, 4) x [0, 4)', '[4, 5) x [0, 4)']
+        >>> [str(part) for part in blocks(Box((1, 0), (5, 8)), (2, 8), 32)]
+        ['[1, 4) x [0, 8)', '[4, 6) x [0, 8)']
     """
-    if not all(shape):
+    if not box.elements:
         return
-    sizes = [min(size, step) for size, step in zip(shape, chunk, strict=True)]
-    for axis in reversed(range(len(shape))):
-        times = max(1, most // prod(sizes))
-        sizes[axis] = min(shape[axis], sizes[axis] * times)
-    starts = (range(0, size, step) for size, step in zip(shape, sizes, strict=True))
-    for offsets in product(*starts):
-        ends = zip(offsets, sizes, shape, strict=True)
-        yield Box(offsets, tuple(min(step, size - low) for low, step, size in ends))
+    sizes = [min(step, size) for step, size in zip(chunk, box.sizes, strict=True)]
+    ranges: list[Iterable[tuple[int, int]]] = []
+    for axis in reversed(range(len(sizes))):
+        low, end, size = box.offsets[axis], box.ends[axis], box.sizes[axis]
+        fits = prod(sizes) // sizes[axis] * size <= most
+        step = end if fits else chunk[axis] * max(1, most // prod(sizes))
+        sizes[axis] = min(size, step)
+        ranges.append([*pairwise([low, *range(low - low % step + step, end, step), end])])
+    for part in product(*reversed(ranges)):
+        yield Box(tuple(low for low, _ in part), tuple(end - low for low, end in part))
 
 
 def runs(box: Box, chunk: Shape, most: int) -> Iterator[Box]:

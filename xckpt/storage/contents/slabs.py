@@ -30,7 +30,7 @@ def any_order(stored: StoredArray, memory_bytes: int) -> Iterator[Slab]:
     """
     most = _most(stored, memory_bytes)
     parts = (
-        (part.shifted(piece.offset) for part in blocks(piece.shape, piece.chunk, most))
+        (part.shifted(piece.offset) for part in blocks(Box.whole(piece.shape), piece.chunk, most))
         for piece in stored.pieces
     )
     return _read(stored, chain.from_iterable(parts))
