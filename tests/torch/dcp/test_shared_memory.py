@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import xckpt
+from tests.support.ranks import Ranks
 from xckpt.torch.dcp import XckptStorageReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -33,6 +35,30 @@ def test_tied_tensors_take_equal_elements_only() -> None:
     assert torch.equal(tied, NUMBERS)
     load({"x": NUMBERS, "y": ONES}, {"y": tied})
     assert torch.equal(tied, ONES)
+
+
+def on_rank_of_tied(rank: int, path: str, victim: int, share: bool) -> tuple[dict[int, str], float]:
+    """What a rank hears of a load that one rank has to refuse, and what that one has then."""
+    tied = torch.zeros(12)
+    state = {"x": tied, "y": tied if rank == victim else torch.zeros(12)}
+    options = xckpt.LoadOptions(share_reads=share)
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load(state, storage_reader=XckptStorageReader(path, options=options))
+    failures = {number: str(error) for number, (error, _) in raised.value.failures.items()}
+    return failures, float(tied.sum()) if rank == victim else 0.0
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_refusal_on_one_rank_is_the_answer_on_all(
+    four_ranks: Ranks, tmp_path: Path, victim: int, share: bool
+) -> None:
+    xckpt.save(tmp_path / "saved", {"x": NUMBERS, "y": ONES}, no_dist=True)
+    answers = four_ranks.run(on_rank_of_tied, str(tmp_path / "saved"), victim, share)
+    assert answers == [answers[0]] * 4
+    failures, written = answers[0]
+    assert "x and y share memory" in failures.pop(victim) and not written
+    assert all("of this host" in text for text in failures.values())
 
 
 def test_views_are_compared_where_they_overlap() -> None:
