@@ -165,9 +165,9 @@ test-xla: env-xla
 	XCKPT_TIME_ALLOWANCE=6 $(XCKPT_XLA_VENV)/bin/python -m pytest -p no:cacheprovider --numprocesses=0 $(XLA_TESTS)
 
 # What needs newer releases of torch, JAX and safetensors than xckpt does is left to `make test`.
-LOWEST_TESTS := tests/core tests/storage tests/cli tests/jax tests/test_api.py tests/test_numpy.py \
-    tests/test_loading.py tests/test_torch_jax.py tests/test_custom_planners.py \
-    tests/test_faulty_planners.py tests/torch/test_adapter.py tests/torch/test_leaf.py \
+LOWEST_TESTS := tests/core tests/storage tests/cli tests/jax tests/api/test_api.py tests/api/test_numpy.py \
+    tests/api/test_loading.py tests/api/test_torch_jax.py tests/planners/test_custom_planners.py \
+    tests/planners/test_faulty_planners.py tests/torch/test_adapter.py tests/torch/test_leaf.py \
     tests/torch/test_group.py tests/torch/test_staging.py tests/torch/sharded/test_strided_shard.py \
     tests/torch/dcp/test_round_trip.py \
     tests/torch/dcp/test_training.py tests/torch/dcp/test_reading.py \
@@ -284,7 +284,7 @@ demo-run: env
 
 # Files, lines, the largest files, classes and functions, packages on the way of a save and a load.
 measure: env
-	$(BIN)/python -m tests.measure
+	$(BIN)/python -m tests.house.measure
 	$(BIN)/python -m tests.support.way
 
 bench: env

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_imports import imports_of, module_name
+from tests.house.test_imports import imports_of, module_name
 
 ROOT = Path(__file__).parent.parent.parent
 

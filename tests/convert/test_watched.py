@@ -11,7 +11,7 @@ import pytest
 
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results
-from tests.test_progress_bar import Terminal
+from tests.api.test_progress_bar import Terminal
 from xckpt.convert import Mapping, Rule
 from xckpt.convert.run import convert
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.site import diagram
-from tests.test_architecture import drawn
+from tests.house.test_architecture import drawn
 
 ROOT = Path(__file__).parents[2]
 DIAGRAMS = {
@@ -74,7 +74,7 @@ def test_the_diagram_of_a_page(page: str) -> None:
 
 
 def test_the_architecture_is_drawn() -> None:
-    """With the arrows that `tests/test_architecture.py` finds in the code."""
+    """With the arrows that `tests/house/test_architecture.py` finds in the code."""
     picture = diagram.svg(DIAGRAMS["architecture.md"])
     assert set(ways(picture)) == {f"{start} -> {end}" for start, end in drawn()}
     assert len(ways(picture)) > 25

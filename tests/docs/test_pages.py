@@ -1,6 +1,6 @@
 """What the pages of `FOLDERS` show is so: each runs as for a reader.
 
-Others need more: README.md and docs/reference are tried by `tests/test_readme.py`, docs/stores by
+Others need more: README.md and docs/reference are tried by `test_readme.py`, docs/stores by
 `test_stores.py`, docs/trainers and docs/jax in `tests/integrations`, XLA in `tests/xla`.
 
 1. The blocks of Python of a page share their names, in a folder of their own.

@@ -16,8 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from docs.site import commands, reference, stage
-from tests.test_dependencies import pinned
-from tests.test_public_names import NAMES
+from tests.house.test_dependencies import pinned
+from tests.house.test_public_names import NAMES
 from xckpt.cli.commands import commands as command_line
 
 ROOT = Path(__file__).parents[2]

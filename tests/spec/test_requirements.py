@@ -153,7 +153,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "It MUST NOT be where a reader": (f"{COMMIT}::test_the_old_one_is_readable_until_the_commit",),
     "A digest MUST be taken of the memory": (f"{HERE}::test_digests_are_of_the_memory",),
     "Each chunk MUST have exactly one": (
-        "tests/test_faulty_planners.py::test_a_faulty_share_is_refused",
+        "tests/planners/test_faulty_planners.py::test_a_faulty_share_is_refused",
     ),
     "Before it is there": (
         f"{COMMIT}::test_save_refuse_overwrite",

@@ -27,7 +27,7 @@ GIVEN_TO = (
     "docs/how-to/dcp.md",
     "docs/how-to/planners.md",
 )
-"""Their blocks stand alone, with names that a reader has; `tests/test_readme.py` runs them."""
+"""Their blocks stand alone, with names that a reader has; `tests/docs/test_readme.py` runs them."""
 
 ALONE = (*GIVEN_TO, "docs/first-day.md")
 """Pages whose blocks are not one session."""
@@ -36,7 +36,7 @@ LACKED = ("accelerate", "haiku", "lightning", "ray", "torch_xla", "torchtitan")
 """Libraries of `make test-integrations` and `make test-xla` alone."""
 
 SIGNATURES = "-> Metadata"
-"""In the block that is a list of signatures; `tests/test_readme.py` compares them."""
+"""In the block that is a list of signatures; `tests/docs/test_readme.py` compares them."""
 
 GIVEN = '''"""What the blocks of these pages have from elsewhere."""
 

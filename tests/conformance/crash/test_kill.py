@@ -62,7 +62,7 @@ def check(ranks: KilledRanks, folder: Path, trials: int, seed: int) -> None:
 
 
 def test_some_moments(ranks: KilledRanks, folder: Path) -> None:
-    """Each rank once; `tests/test_crash.py` kills all that save."""
+    """Each rank once; `tests/api/test_crash.py` kills all that save."""
     check(ranks, folder, 2, 1)
 
 

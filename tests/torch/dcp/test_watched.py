@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import xckpt
+from tests.api.test_progress_bar import Terminal
 from tests.support.ranks import Ranks
-from tests.test_progress_bar import Terminal
 from tests.torch.dcp.folders import alone, save_alone
 from tests.torch.dcp.states import on_rank_blank, on_rank_state
 from xckpt.torch.dcp import (

@@ -1,7 +1,7 @@
 """docs/architecture.md is the code: its diagram, its rooms and its files.
 
 1. The table of the page gives each room its modules; the diagram gives each room its arrows.
-2. The same arrows are taken from the imports of the code, as `tests/test_imports.py` finds them.
+2. The same arrows are taken from the imports of the code, as `test_imports.py` finds them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from graphlib import TopologicalSorter
 
-from tests.test_imports import ROOT, imports_of, sources
+from tests.house.test_imports import ROOT, imports_of, sources
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\w+)` \| ((?:`[\w.]+` ?)+) \| (.+) \|$", re.MULTILINE)

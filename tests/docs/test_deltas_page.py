@@ -14,7 +14,7 @@ from xckpt.cli.commands import commands
 from xckpt.core.run.bases import FULL_EVERY
 from xckpt.storage.base import chunks
 
-PAGE = (Path(__file__).parents[1] / "docs" / "deltas.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "deltas.md").read_text(encoding="utf-8")
 
 
 def test_the_code_of_the_page_runs(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def test_examples_are_counted_and_not_timed() -> None:
 def test_what_was_found_is_kept() -> None:
     database = settings().database
     assert isinstance(database, DirectoryBasedExampleDatabase)
-    assert database.path.parent == Path(__file__).parents[1] / ".hypothesis"
+    assert database.path.parent == Path(__file__).parents[2] / ".hypothesis"
 
 
 def test_no_two_files_save_to_one_name_in_memory() -> None:
     """What is at ``memory://`` lives as long as the process, which runs tests of many files."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     files: defaultdict[str, set[str]] = defaultdict(set)
     for folder in ("tests", "xckpt"):
         for file in (root / folder).rglob("*.py"):

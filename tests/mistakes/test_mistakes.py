@@ -1,8 +1,8 @@
 """What people do wrong on their first day, and what they read then: a row each, with the message.
 
 A message says what is wrong, names the leaf, argument or path, and what to do. Leaves, keys and damage
-are in `tests/test_mistakes_in_states.py`; what only several ranks can do wrong is in
-`tests/test_mistakes_of_ranks.py`.
+are in `tests/mistakes/test_states.py`; what only several ranks can do wrong is in
+`tests/mistakes/test_ranks.py`.
 """
 
 # ruff: noqa: E501  # messages are one line

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.formats.orbax_writers import quietly
 
-PAGE = (Path(__file__).parents[1] / "docs" / "orbax.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "orbax.md").read_text(encoding="utf-8")
 
 
 def test_the_page_runs_and_orbax_restores_what_went_through_xckpt() -> None:

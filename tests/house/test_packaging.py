@@ -13,7 +13,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 import xckpt
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TESTED = ("xckpt", "tests", "conformance", "benchmarks", "examples", "spec", "docs")
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 

@@ -1,4 +1,4 @@
-"""What the code base measures: `make measure`; `tests/test_measure.py` holds the bars.
+"""What the code base measures: `make measure`; `tests/house/test_measure.py` holds the bars.
 
 1. `measure` parses each Python file once: lines, code lines, and the span of every definition.
 2. A code line is neither blank, nor a comment, nor part of a docstring.
@@ -18,7 +18,7 @@ from typing import TypeGuard
 
 __all__ = ["Definition", "SourceFile", "measure", "report", "same_names"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OTHERS = ("tests", "conformance", "benchmarks", "examples")
 SHOWN = 5
 """Rows of each list of the largest."""

@@ -1,4 +1,4 @@
-"""The sizes that the package keeps to, and what `tests/measure.py` counts."""
+"""The sizes that the package keeps to, and what `tests/house/measure.py` counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.measure import ROOT, SourceFile, measure, report, same_names
+from tests.house.measure import ROOT, SourceFile, measure, report, same_names
 
 FILE_LINES, CLASS_LINES, FUNCTION_LINES, FOLDER_FILES = 350, 200, 40, 15
 

@@ -11,7 +11,7 @@ import zarr
 
 from examples.record import Record, same
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def floats(*values):

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 import xckpt
 from tests.support.ranks import Ranks
 
-PAGE = (Path(__file__).parents[1] / "docs" / "first-day.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "first-day.md").read_text(encoding="utf-8")
 SECTIONS = {
     section.split("\n", 1)[0]: dict(
         re.findall(r"^```(\w+)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)

@@ -1,6 +1,6 @@
-"""More rows of `tests/test_mistakes.py`: leaves, keys and trees that cannot be saved, and damage.
+"""More rows of `test_mistakes.py`: leaves, keys and trees that cannot be saved, and damage.
 
-A full disk is in `tests/test_bad_input.py`.
+A full disk is in `test_bad_input.py`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 import xckpt
 from tests.support.ranks import Ranks
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WITHOUT_LINUX = """
 import sys
 import numpy as np

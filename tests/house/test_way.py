@@ -71,7 +71,7 @@ def test_a_load_enters_these_packages(load: Way) -> None:
 
 
 def test_the_page_names_files_on_the_way(save: Way, load: Way) -> None:
-    page = Path(__file__).parents[1] / "docs" / "architecture.md"
+    page = Path(__file__).parents[2] / "docs" / "architecture.md"
     text = page.read_text(encoding="utf-8")
     for way, title, end in [
         (save, "## The way of a save\n", "A bucket has no renames"),

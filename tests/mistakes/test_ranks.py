@@ -1,4 +1,4 @@
-"""The rows of `tests/test_mistakes.py` that only several ranks can make, on real ones.
+"""The rows of `tests/mistakes/test_mistakes.py` that only several ranks can make, on real ones.
 
 Each ends on every rank with one message, in little time, and leaves nothing at the path.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-PAGE = (Path(__file__).parents[1] / "docs" / "logging.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "logging.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -20,7 +20,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 import xckpt
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "xckpt" / "viewer" / "schema.json").read_text())
 HEADING = "## Three commands to look at your own checkpoint"
 

@@ -31,7 +31,7 @@ from tests.support.sharded_arrays import cut
 from xckpt.cli.commands import commands
 from xckpt.core.metadata import Sharding
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = (
     *snippets.GIVEN_TO,
     "docs/how-to/shell.md",

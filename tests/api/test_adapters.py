@@ -16,7 +16,7 @@ import xckpt
 from xckpt.adapters import Adapter, ArrayAdapter, register, unregister
 from xckpt.engine import adapters as known
 
-PAGE = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
