@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.tilings import holders, tiled_shapes
@@ -14,6 +14,7 @@ from xckpt.core.geometry.spread import Listed, MeshProcesses, OnMesh, Processes,
 
 NUMBERS = st.permutations(range(3, 15))
 """The framework's numbers of the ranks; a mesh may have some of them, in any order."""
+NINE = list(range(2, 11))
 
 
 @st.composite
@@ -48,6 +49,7 @@ def indices(box: Box) -> list[list[int]]:
     return [list(range(low, high)) for low, high in ranges]
 
 
+@example(OnMesh((13,), MeshProcesses("torch", np.array([[5, 3, 9], [4, 6, 7]])), ((0, 1),)), NINE)
 @given(meshes(), NUMBERS)
 def test_a_mesh_cuts_each_dimension_by_ceiling_division(spread: OnMesh, numbers: list[int]) -> None:
     processes = Processes("torch", np.array(numbers))
@@ -92,9 +94,11 @@ def test_each_rank_holds_its_part_of_what_all_hold(spread: Spread, numbers: list
         assert own == held[1].take(held[0] == rank)
 
 
-@given(meshes() | lists().map(lambda case: case[1]), NUMBERS)
-def test_other_processes_are_not_known(spread: OnMesh | Listed, numbers: list[int]) -> None:
-    elsewhere = Processes("jax", np.array(numbers))
+@given(meshes() | lists().map(lambda case: case[1]), NUMBERS, st.sampled_from(["jax", "xla", ""]))
+def test_other_processes_are_not_known(
+    spread: OnMesh | Listed, numbers: list[int], framework: str
+) -> None:
+    elsewhere = Processes(framework, np.array(numbers))
     assert spread.held(elsewhere) is None and spread.held_by(0, elsewhere) is None
     used = spread.mesh.numbers.ravel() if isinstance(spread, OnMesh) else spread.numbers
     [*_, last] = np.frombuffer(used, np.int64) if isinstance(used, bytes) else used
