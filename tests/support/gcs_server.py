@@ -176,15 +176,19 @@ class _Handler(BaseHTTPRequestHandler):
         if bucket is None:
             self._answer(404)
             return
-        names = sorted(name for name in bucket.objects if name.startswith(query.get("prefix", "")))
-        names = [name for name in names if name >= query.get("startOffset", "")]
-        if "endOffset" in query:
-            names = [name for name in names if name < query["endOffset"]]
-        first = int(query.get("pageToken", 0))
-        page = [bucket.resource(name) for name in names[first : first + PAGE]]
+        # A token is a name: what is deleted between two pages moves no other name.
+        after, first = query.get("pageToken", ""), query.get("startOffset", "")
+        with bucket.lock:
+            names = sorted(
+                name
+                for name in bucket.objects
+                if name.startswith(query.get("prefix", "")) and name > after and name >= first
+                if "endOffset" not in query or name < query["endOffset"]
+            )
+            page = [bucket.resource(name) for name in names[:PAGE]]
         answer: dict[str, object] = {"kind": "storage#objects", "items": page}
-        if first + PAGE < len(names):
-            answer["nextPageToken"] = str(first + PAGE)
+        if len(names) > PAGE:
+            answer["nextPageToken"] = names[PAGE - 1]
         self._answer(200, json.dumps(answer).encode())
 
     def _condition_holds(self, bucket: Bucket, name: str, query: dict[str, str]) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.gcs_server import GCSServer
+from tests.support.gcs_server import PAGE, GCSServer
 from tests.support.servers import lead_to_gcs
 from xckpt.storage.location import Location, open_store
 
@@ -52,3 +53,22 @@ def test_a_closed_server_answers_no_connection_that_was_kept() -> None:
         socket = kept.sock
     assert socket.recv(1) == b""
     kept.close()
+
+
+def test_a_listing_in_pages_lacks_nothing_that_stays_while_others_go() -> None:
+    with served() as server:
+        bucket = server.buckets["bucket"]
+        names = [f"{number:03}" for number in range(3 * PAGE)]
+        for name in names:
+            bucket.put(name, b"")
+        connection = http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=10)
+        found: list[str] = []
+        token = "?"
+        while token:
+            connection.request("GET", f"/storage/v1/b/bucket/o{token}")
+            answer = json.loads(connection.getresponse().read())
+            found += [each["name"] for each in answer["items"]]
+            bucket.objects.pop(found[0], None)
+            token = f"?pageToken={answer['nextPageToken']}" if "nextPageToken" in answer else ""
+        connection.close()
+    assert found == names
