@@ -139,6 +139,8 @@ def test_python_values_follow_the_rules_of_any_load(tmp_path: Path) -> None:
         "lr",
         "note",
     ]
+    with pytest.raises(TreeMismatchError, match="strict=False loads without them\\)"):
+        xckpt.load(tmp_path / "saved", {"v": np.zeros(3), "step": 0}, mapping=mapping)
     reports: list[xckpt.LoadReport] = []
     loaded: Any = xckpt.load(
         tmp_path / "saved",

@@ -42,6 +42,7 @@ from xckpt.core.metadata import (
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.load_checks import decide_load
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
@@ -132,7 +133,6 @@ class MappedLoadPlanner(LoadPlanner):
             unexpected=self.strictness.unexpected,
             cast=self.cast,
             in_place=self.in_place,
-            beside=[self._stored_names[name] for name in self._resolved.unused],
             deserialise=self.options.deserialise,
         )
         self._targets.use_adapters(self.adapters)
@@ -213,7 +213,8 @@ class MappedLoadPlanner(LoadPlanner):
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit, or as the caller's rules say."""
-        return self._targets.create_global_plan(global_plan)
+        unused = [self._stored_names[name] for name in self._resolved.unused]
+        return decide_load(global_plan, self._targets.metadata, self.strictness, unused)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is; constants are filled in."""

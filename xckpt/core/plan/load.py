@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import io
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import TargetLeaf
@@ -143,7 +143,6 @@ class DefaultLoadPlanner(LoadPlanner):
         unexpected: what to do about leaves that no rank asks for, whatever ``strict`` says.
         cast: allow another dtype than the stored one.
         in_place: fill the targets themselves instead of new ones like them, in any load.
-        beside: unexpected leaves that the metadata do not mention, as a mapping leaves them.
         new_leaves: makes the targets of a load without a target tree; NumPy arrays by default.
         deserialise: makes an object of bytes that a save's ``serialise`` gave; see `LoadOptions`.
         picks: which leaves of the target tree are loaded, by name; the others stay as they are.
@@ -160,7 +159,6 @@ class DefaultLoadPlanner(LoadPlanner):
         unexpected: Severity | None = None,
         cast: bool = False,
         in_place: bool = False,
-        beside: Sequence[str] = (),
         new_leaves: NewLeaves = numpy_leaves,
         picks: Callable[[str], bool] | None = None,
         deserialise: Deserialise | None = None,
@@ -181,7 +179,6 @@ class DefaultLoadPlanner(LoadPlanner):
         self._stored_names: Mapping[str, str] = {}
         """Leaf name -> its name in the checkpoint, where that is another one."""
         self._leaves = self.state_dict
-        self._beside = tuple(beside)
         self._left: tuple[str, ...] = ()
         """Stored leaves that no rank wants."""
         self._lock = threading.Lock()
@@ -252,7 +249,7 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             TreeMismatchError, PlanError: see `decide_load`.
         """
-        return decide_load(global_plan, self.metadata, self.strictness, self._beside)
+        return decide_load(global_plan, self.metadata, self.strictness)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is."""

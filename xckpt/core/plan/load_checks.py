@@ -129,37 +129,37 @@ def unexpected(left: Iterable[str]) -> list[Problem]:
 
 
 def decide_load(
-    plans: list[LoadPlan], metadata: Metadata, strictness: Strictness, beside: Sequence[str] = ()
+    plans: list[LoadPlan], metadata: Metadata, rules: Strictness, unused: list[str] | None = None
 ) -> list[LoadPlan]:
     """All ranks' plans, with what no rank wants, if the rules allow their differences.
 
     Args:
         plans: by rank.
         metadata: the checkpoint's.
-        strictness: the rules.
-        beside: unexpected leaves that the metadata do not mention.
+        rules: the caller's, for leaves that one side lacks.
+        unused: stored leaves that a mapping does not take; None for a load without a mapping.
 
     Raises:
         TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
         PlanError: ranks want a leaf in different dtypes.
     """
     check_alike(plans)
+    mapped = unused is not None
     problems = merged_problems([plan.problems for plan in plans])
     stored = metadata.state_dict_metadata
     wanted = dict.fromkeys(name for plan in plans for name in plan.names)
-    left = (*(name for name in stored if name not in wanted), *beside)
+    left = (*(name for name in stored if name not in wanted), *(unused or ()))
     missing = [name for name in wanted if name not in stored]
-    if strictness.unexpected == "error":
+    if rules.unexpected == "error":
         problems += unexpected(left)
     if problems:
-        raise mismatch(problems)
+        raise mismatch(problems, mapped=mapped)
     if stored and len(missing) == len(wanted):
         # A wrong key looks like this: it must not pass for a load.
-        texts = {name: not_stored(name, metadata) for name in missing}
-        all_missing = [Problem(name, kind=MISSING, text=text) for name, text in texts.items()]
+        gone = [Problem(n, kind=MISSING, text=not_stored(n, metadata)) for n in missing]
         advice = "an error under any rule, since nothing would be loaded"
-        raise mismatch([*all_missing, *unexpected(left)], advice)
-    strictness.warn(missing, left)
+        raise mismatch([*gone, *unexpected(left)], advice, mapped=mapped)
+    rules.warn(missing, left)
     return [replace(plan, left=left) for plan in plans] if left else plans
 
 
@@ -281,9 +281,8 @@ def target_problems(
             if not (len(here) == len(boxes) == 1 and _fills_all(here[0], 0, boxes[0])):
                 faults += [f"{name}: {problem}" for problem in _box_problems(boxes, here)]
             continue
-        count = len(here)
-        if count != 1:
-            what = f"{count} items read it" if count else "wanted, but no item reads it"
+        if len(here) != 1:
+            what = f"{len(here)} items read it" if here else "wanted, but no item reads it"
             faults.append(f"{name}: {what}")
     return faults
 

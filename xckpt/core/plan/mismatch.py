@@ -44,13 +44,16 @@ FEW = 50
 """Up to this many missing leaves, each is looked for among the unexpected ones."""
 
 
-def mismatch(problems: Iterable[Problem], advice: str = "") -> TreeMismatchError:
+def mismatch(
+    problems: Iterable[Problem], advice: str = "", *, mapped: bool = False
+) -> TreeMismatchError:
     """The error that lists all differences; its message begins with counts and what may be wrong.
 
     Args:
         problems: the differences; those of the kinds `MISSING` and `UNEXPECTED` are compared with
             each other.
         advice: how to load what fits nevertheless; by default, the arguments that do so.
+        mapped: whether a mapping is loaded through, which refuses ``at=`` and ``select=``.
 
     Example:
         >>> missing = Problem("module.w", kind=MISSING, text="wanted, but not in the checkpoint")
@@ -65,10 +68,11 @@ def mismatch(problems: Iterable[Problem], advice: str = "") -> TreeMismatchError
     everything = tuple(problems)
     for problem in everything:
         by_kind[problem.kind].append(problem)
-    advice = advice or _advice(bool(by_kind[MISSING]), bool(by_kind[UNEXPECTED]))
+    advice = advice or _advice(bool(by_kind[MISSING]), bool(by_kind[UNEXPECTED]), mapped)
     lines = [f"the target does not fit the checkpoint: {_counts(by_kind)}"]
     lines[0] += f" ({advice})" if advice else ""
-    lines += (f"  {line}" for line in guess(_names(by_kind[MISSING]), _names(by_kind[UNEXPECTED])))
+    names = (_names(by_kind[kind]) for kind in (MISSING, UNEXPECTED))
+    lines += (f"  {line}" for line in guess(*names, mapped=mapped))
     kinds = [kind for kind in by_kind.values() if kind]
     for kind, shown in zip(kinds, _shares([len(kind) for kind in kinds]), strict=True):
         lines += [f"  - {problem}" for problem in kind[:shown]]
@@ -77,11 +81,11 @@ def mismatch(problems: Iterable[Problem], advice: str = "") -> TreeMismatchError
     return TreeMismatchError("\n".join(line.rstrip() for line in lines), everything)
 
 
-def _advice(missing: bool, unexpected: bool) -> str:
+def _advice(missing: bool, unexpected: bool, mapped: bool) -> str:
     """The arguments that allow what differs; none allows another shape.
 
     Example:
-        >>> _advice(missing=False, unexpected=True)
+        >>> _advice(missing=False, unexpected=True, mapped=False)
         'unexpected="ignore" or strict=False loads without them, at= or select= a part'
     """
     if missing and unexpected:
@@ -89,7 +93,8 @@ def _advice(missing: bool, unexpected: bool) -> str:
     if missing:
         return 'missing="ignore" or strict=False keeps them as they are in the target'
     if unexpected:
-        return 'unexpected="ignore" or strict=False loads without them, at= or select= a part'
+        part = "" if mapped else ", at= or select= a part"
+        return f'unexpected="ignore" or strict=False loads without them{part}'
     return ""
 
 
@@ -145,12 +150,13 @@ def _shares(counts: Sequence[int]) -> list[int]:
     return shown
 
 
-def guess(missing: Sequence[str], unexpected: Sequence[str]) -> list[str]:
+def guess(missing: Sequence[str], unexpected: Sequence[str], *, mapped: bool = False) -> list[str]:
     """Sentences on what may have gone wrong; empty where nothing can be recognised.
 
     Args:
         missing: names that are wanted, but not in the checkpoint.
         unexpected: names that are in the checkpoint, but not wanted.
+        mapped: see `mismatch`.
 
     Example:
         >>> guess(["w"], ["_orig_mod.w"])[0]
@@ -162,10 +168,12 @@ def guess(missing: Sequence[str], unexpected: Sequence[str]) -> list[str]:
         return []
     prefix, count = _prefix(missing, unexpected)
     if prefix:
-        return [_about_prefix(prefix, count, "the target", "the checkpoint")]
+        return [_about_prefix(prefix, count, "the target", "the checkpoint", "")]
     prefix, count = _prefix(unexpected, missing)
     if prefix:
-        return [_about_prefix(prefix, count, "the checkpoint", "the target")]
+        takes = prefix.endswith("/") and not mapped
+        cure = f"load(path, like, at={prefix[:-1]!r}) takes that part" if takes else ""
+        return [_about_prefix(prefix, count, "the checkpoint", "the target", cure)]
     if len(missing) > FEW:
         return []
     renamed = [
@@ -210,11 +218,8 @@ def _containers(longer: Sequence[str], known: set[str]) -> list[str]:
     return [prefix for prefix, _ in counts.most_common(1)]
 
 
-def _about_prefix(prefix: str, count: int, side: str, other: str) -> str:
+def _about_prefix(prefix: str, count: int, side: str, other: str, cure: str) -> str:
     names = "1 name" if count == 1 else f"{count:,} names"
     begin, are = ("begins", "is") if count == 1 else ("begin", "are")
-    cure = _CURES.get(prefix, "")
-    if not cure and prefix.endswith("/") and side == "the checkpoint":
-        cure = f"load(path, like, at={prefix[:-1]!r}) takes that part"
-    cure = cure or f"take the prefix off the names of {side}"
+    cure = _CURES.get(prefix) or cure or f"take the prefix off the names of {side}"
     return f"{names} in {side} {begin} with {prefix!r} and {are} in {other} without it: {cure}"
