@@ -303,7 +303,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
     )
     for kind, message in (overwriting, fresh, below):
         assert kind == "StorageError"
-        assert "Read-only file system" in message and "check the permissions" in message
+        assert "Read-only file system" in message and "check its permissions" in message
     assert (left, step) == (["ckpt"], 1)
 
 

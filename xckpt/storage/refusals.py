@@ -6,7 +6,8 @@ without their name, the others begin with it (``NOT_FOUND: ...``). A wait that e
 TimeoutError, which is an OSError; an exception of C++ becomes a RuntimeError.
 
 1. `refusal` takes any of them. A bucket's answer is quoted without the XML or JSON around it
-   (`_said`).
+   (`_said`). What the system has said to TensorStore reads as if it had said it to Python, and a
+   path that the place names already is not repeated.
 2. `_advice` searches the whole answer for known messages, the most specific first. It differs
    between a bucket and a local folder.
 3. A verification goes on behind what it cannot read, and lists it (`kind_of`) beside damage. Where
@@ -33,6 +34,12 @@ _BODY: Final = re.compile(r"\s*\[http_response_body='((?:[^'\\]|\\.)*)'\]")
 _STATUS: Final = re.compile(r"\s*\[http_response_code='(\d+)'\]")
 _NAMED: Final = re.compile(r'<Code>(\w+)</Code>|\\*"reason\\*":\s*\\*"(\w+)')
 """S3's and Google's names of what went wrong."""
+_BY_SYSTEM: Final = re.compile(
+    r'(?:.*"(?P<path>/[^"]*?)(?:\\x00[^"]*)?")?(?:.*: )?(?P<reason>[^:]+) \[os_error_code=',
+    re.DOTALL,
+)
+"""A local file's path and what the system said. TensorStore ends the path of a folder that it makes
+by a NUL in the path of the file."""
 
 _IN_BUCKETS: Final = (
     (
@@ -88,7 +95,7 @@ _IN_FOLDERS: Final = (
     ),
     (
         r"PERMISSION_DENIED|Permission denied|Read-only",
-        "check the permissions of this folder",
+        "check its permissions, and those of the folders above it",
     ),
     (
         r"Function not implemented|No locks available|[Nn]ot supported|UNIMPLEMENTED",
@@ -105,6 +112,10 @@ def refusal(where: str, error: StorageFailure) -> StorageError:
     Example:
         >>> print(refusal("/data/run", OSError(28, "No space left on device")))
         /data/run: No space left on device; the disk is full: free space or save elsewhere
+        >>> text = 'PERMISSION_DENIED: Failed to open: "/data/run/w/c/0": Permission denied'
+        >>> print(refusal("/data/run: w", ValueError(f"{text} [os_error_code='13']")))
+        /data/run: w: Permission denied (/data/run/w/c/0); check its permissions, and those of the \
+folders above it
         >>> denied = ValueError(
         ...     "PERMISSION_DENIED: ExpiredToken: old [http_response_code='403'] "
         ...     "[http_response_body='<Error><Code>ExpiredToken</Code></Error>']"
@@ -163,15 +174,29 @@ def is_permission(error: StorageFailure) -> bool:
 
 def _said(where: str, error: StorageFailure) -> str:
     """What the storage said, in one line."""
-    if isinstance(error, OSError):
-        named = "" if str(error.filename) in ("None", where) else f" ({error.filename})"
-        return f"{error.strerror or error}{named}"
     text = str(error) or type(error).__name__
+    if isinstance(error, OSError):
+        return _of_file(where, error.filename, error.strerror or text)
+    if by_system := _BY_SYSTEM.match(text):
+        return _of_file(where, *by_system.group("path", "reason"))
     body = _BODY.search(text)
     code = _NAMED.search(body[1]) if body else None
     text = _STATUS.sub(r" (HTTP \1)", _BODY.sub("", text))
     name = next(filter(None, code.groups()), "") if code else ""
     return f"{text}: {name}" if name and name not in text else text
+
+
+def _of_file(where: str, path: object, reason: str) -> str:
+    """What the system said of a file; its path, if there is one and the place does not end with it.
+
+    Example:
+        >>> _of_file("w in /data/w/c/0", "/data/w/c/0", "Permission denied")
+        'Permission denied'
+        >>> _of_file("/data", "/data/w/c/0", "Permission denied")
+        'Permission denied (/data/w/c/0)'
+    """
+    is_known = path is None or f" {where}".endswith(f" {path}")
+    return reason if is_known else f"{reason} ({path})"
 
 
 def _advice(where: str, error: StorageFailure) -> str:

@@ -246,7 +246,7 @@ def test_a_file_that_cannot_be_opened_is_a_storage_error(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(files.os, "open", refuse)
-    with pytest.raises(StorageError, match="check the permissions"):
+    with pytest.raises(StorageError, match="check its permissions"):
         _slabs(source, chunk)
 
 
