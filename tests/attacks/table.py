@@ -29,7 +29,7 @@ BUCKETS = "attacks/test_buckets.py"
 BACKGROUND = "engine/test_background.py"
 LEFTOVERS = "storage/commit/test_leftovers.py"
 BOUNDS = "storage/test_bounds.py"
-BAD = "test_bad_input.py"
+BAD = "mistakes/test_bad_input.py"
 PICKLES = "formats/torch_save/test_pickle_machine.py"
 ARCHIVES = "formats/torch_save/test_archive.py"
 PATHS = "attacks/test_paths.py"
@@ -112,7 +112,10 @@ _ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # Concurrency.
     (
         "three writers and a reader",
-        ("test_crash.py::test_savers_that_race", "test_crash.py::test_many_writers_and_a_reader"),
+        (
+            "api/test_crash.py::test_savers_that_race",
+            "api/test_crash.py::test_many_writers_and_a_reader",
+        ),
     ),
     (
         "several first saves",
@@ -124,7 +127,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "several overwrites without exchange, in a bucket",
         (
-            "test_crash.py::test_many_writers_and_a_reader",
+            "api/test_crash.py::test_many_writers_and_a_reader",
             "storage/test_buckets.py::test_only_one_of_two_overwrites_commits",
         ),
     ),
@@ -290,12 +293,12 @@ MORE: dict[str, tuple[str, ...]] = {
 
 PROMISES: dict[str, tuple[str, ...]] = {
     "Nothing half-written is ever readable.": (
-        "test_crash.py::test_killed_at_any_moment",
-        "test_crash.py::test_killed_before_each_operation",
+        "api/test_crash.py::test_killed_at_any_moment",
+        "api/test_crash.py::test_killed_before_each_operation",
         "conformance/crash/test_crash.py::test_every_kill_and_some_power_cuts",
     ),
     "A load survives an overwrite.": (
-        "test_crash.py::test_savers_that_race",
+        "api/test_crash.py::test_savers_that_race",
         "engine/test_load.py::test_a_load_starts_again",
         "engine/test_load.py::test_all_ranks_alike",
         "engine/test_load.py::test_an_open_checkpoint_says_it_plainly",

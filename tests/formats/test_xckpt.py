@@ -25,7 +25,10 @@ W = np.arange(13 * 7 * 3, dtype=np.int16).reshape(13, 7, 3)
 def source() -> XckptSource:
     options = xckpt.SaveOptions(chunk_bytes=64)
     state = {"w": W, "layers": [{"b": np.ones(3, np.float32)}], "step": 7, "empty": np.ones((0, 2))}
-    xckpt.save("memory://sources", state, metadata={"format": "pt"}, options=options)
+    # A worker may make it twice, with tests of other modules between.
+    xckpt.save(
+        "memory://sources", state, metadata={"format": "pt"}, options=options, overwrite=True
+    )
     return XckptSource("memory://sources")
 
 

@@ -46,7 +46,8 @@ class Elements(HTMLParser):
 @pytest.fixture(scope="module")
 def elements() -> Elements:
     state = {HOSTILE: HOSTILE, f"{HOSTILE}w": np.zeros(3)}
-    xckpt.save("memory://test-page", state, metadata={HOSTILE: HOSTILE})
+    # A worker may make it twice, with tests of other modules between.
+    xckpt.save("memory://test-page", state, metadata={HOSTILE: HOSTILE}, overwrite=True)
     return Elements(xckpt.view("memory://test-page").html())
 
 

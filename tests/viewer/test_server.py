@@ -20,7 +20,8 @@ from xckpt.viewer.view import CheckpointView
 @pytest.fixture(scope="module")
 def server() -> Iterator[PageServer]:
     state = {"w": np.array([[0.0, np.nan], [np.inf, 6.0]]), "step": 3}
-    xckpt.save("memory://test-server", state)
+    # A worker may make it twice, with tests of other modules between.
+    xckpt.save("memory://test-server", state, overwrite=True)
     with PageServer(xckpt.view("memory://test-server")) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
