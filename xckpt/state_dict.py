@@ -129,7 +129,8 @@ def load_state_dict(
 
 
 def _finder(process_group: object, coordinator_rank: int, no_dist: bool) -> GroupFinder:
-    return GroupFinder(no_dist=True) if no_dist else GroupFinder(process_group, coordinator_rank)
+    # As in torch, no_dist passes over the process group.
+    return GroupFinder(None if no_dist else process_group, coordinator_rank, no_dist)
 
 
 def _check_storage(storage: object, kind: type, ours: str) -> None:

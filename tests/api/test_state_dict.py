@@ -265,6 +265,8 @@ def test_what_is_no_group_is_refused():
         xckpt.save_state_dict({}, ZarrStorageWriter(path), process_group="world")
     with pytest.raises(ValueError, match="coordinator_rank is 1, but there is only rank 0"):
         xckpt.save_state_dict({}, ZarrStorageWriter(path), coordinator_rank=1)
+    with pytest.raises(ValueError, match="coordinator_rank is 3, but there is only rank 0"):
+        xckpt.load_state_dict({}, ZarrStorageReader(path), no_dist=True, coordinator_rank=3)
     with pytest.raises(ValueError, match="coordinator_rank is 1, but the group's coordinator is 0"):
         xckpt.load_state_dict(
             {}, ZarrStorageReader(path), process_group=LocalGroup(), coordinator_rank=1

@@ -169,7 +169,7 @@ def find_group(
     if no_dist:
         if process_group is not None:
             raise ValueError("no_dist=True is this process alone: give no group with it")
-        return LocalGroup()
+        return _alone(coordinator_rank)
     if isinstance(process_group, Group):
         if coordinator_rank not in (0, process_group.coordinator):
             raise ValueError(
@@ -189,6 +189,11 @@ def find_group(
             f"DeviceMesh, not a {type(process_group).__name__}"
         )
     refuse_others()
+    return _alone(coordinator_rank)
+
+
+def _alone(coordinator_rank: int) -> Group:
+    """The group of this process alone, which has one rank."""
     if coordinator_rank != 0:
         raise ValueError(f"coordinator_rank is {coordinator_rank!r}, but there is only rank 0")
     return LocalGroup()
