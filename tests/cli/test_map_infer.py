@@ -47,6 +47,17 @@ def test_it_prints_what_is_certain_ambiguous_and_left_over(both: tuple[Path, Pat
     assert "odd.* 2" in lines
 
 
+def test_what_fits_nothing_is_printed_without_gaps(tmp_path: Path) -> None:
+    save_file({"fc.weight": np.zeros((4, 2), np.float32)}, tmp_path / "one.safetensors")
+    save_file({"conv.weight": np.zeros((3, 3, 3), np.float32)}, tmp_path / "other.safetensors")
+    result = run(tmp_path / "one.safetensors", tmp_path / "other.safetensors")
+    lines = [line.split("  ")[0] for line in result.output.splitlines()]
+    assert lines == [
+        *("0 certain, in 0 rules", "", "1 left over of the source", "name", "fc.weight"),
+        *("", "1 left over of the target", "name", "conv.weight"),
+    ]
+
+
 def test_it_writes_the_rules_to_a_file(both: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "mapping.toml"
     result = run(*both, "--output", path)

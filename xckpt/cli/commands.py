@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,10 +31,10 @@ from xckpt.cli.output import (
     Failure,
     Fault,
     as_json,
+    notices_on_stderr,
     print_json,
     progress_bar,
     say,
-    show_warning,
 )
 from xckpt.cli.places import copy_command, delete_command, gc_command
 from xckpt.cli.shell.complete import files
@@ -93,8 +92,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that the context names."""
         try:
-            with warnings.catch_warnings():
-                warnings.showwarning = show_warning
+            with notices_on_stderr():
                 result = super().invoke(ctx)
                 sys.stdout.flush()
                 return result

@@ -1,4 +1,4 @@
-"""What every command prints the same way: failures on stderr, JSON on stdout, a progress bar.
+"""What every command prints alike: failures, warnings and the log on stderr, JSON on stdout, a bar.
 
 Names come from a checkpoint and may hold anything: what goes to a terminal or into a pipe passes
 `xckpt.core.text.printable`.
@@ -7,6 +7,8 @@ Names come from a checkpoint and may hold anything: what goes to a terminal or i
 from __future__ import annotations
 
 import json
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, ClassVar
@@ -37,6 +39,28 @@ def show_warning(
 ) -> None:
     """Print a warning on stderr, without the code that gave it; a `warnings.showwarning`."""
     click.echo(f"xckpt: warning: {printable_lines(str(message))}", err=True)
+
+
+class LogOnStderr(logging.Handler):
+    """Prints what a command logs on stderr, as `show_warning` prints warnings."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message with its level."""
+        text = printable_lines(record.getMessage())
+        click.echo(f"xckpt: {record.levelname.lower()}: {text}", err=True)
+
+
+@contextmanager
+def notices_on_stderr() -> Iterator[None]:
+    """Print warnings and the log of xckpt on stderr meanwhile."""
+    logger, handler = logging.getLogger("xckpt"), LogOnStderr()
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            yield
+    finally:
+        logger.removeHandler(handler)
 
 
 class Failure(click.ClickException):

@@ -48,7 +48,7 @@ def inference_tables(inference: Inference) -> Iterator[RenderableType]:
     """What is certain, assumed, ambiguous, left over; names that differ by a number are one."""
     rules = [_rule_cells(rule) for rule in inference.mapping.rules if not rule.assumes]
     title = f"{len(inference.certain):,} certain, in {counted(len(rules), 'rule')}"
-    yield _titled(title, ("source", "target", "operations") if rules else (), rules)
+    yield _titled(title, ("source", "target", "operations"), rules)
     assumed = [(*_rule_cells(rule), rule.assumes) for rule in inference.mapping.assumed]
     if assumed:
         title = f"\n{len(inference.assumed):,} assumed, in {counted(len(assumed), 'rule')}"
@@ -88,7 +88,10 @@ def _counted(
         yield _titled(f"\n{title}", columns, [(*row, str(n)) for row, n in counts.items()])
 
 
-def _titled(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+def _titled(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """A title, and below it a table where there are rows."""
+    if not rows:
+        return Text(title, "bold")
     table = empty_table(*columns)
     for row in rows:
         table.add_row(*map(escaped, row))
