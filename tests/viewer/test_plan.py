@@ -101,6 +101,8 @@ def test_what_cannot_be_planned(text: str, words: str) -> None:
 
 
 def test_the_first_pattern_counts_and_notes_are_left_out() -> None:
-    mesh = reader_mesh("# who loads\nmesh a=2, b=3\n\nopt/*/mu: a  # rows\nopt/*: -, b\n")
+    mesh = reader_mesh("# who loads\nmesh a=2, b=3\n\nopt/**/mu: a  # rows\nopt/*: -, b\n")
     assert (mesh.axes, mesh.ranks) == ((("a", 2), ("b", 3)), 6)
-    assert [mesh.spec(name) for name in ("opt/x/mu", "opt/y", "w")] == ["a", "-, b", ""]
+    assert [mesh.spec(name) for name in ("opt/x/y/mu", "opt/y/w", "w")] == ["a", "-, b", ""]
+    mesh = reader_mesh("mesh a=2\nopt/*/mu: a")  # as in select=, a star crosses no slash
+    assert [mesh.spec(name) for name in ("opt/x/mu", "opt/x/y/mu")] == ["a", ""]

@@ -10,8 +10,11 @@ everywhere::
 
     mesh data=2 x model=4
     hosts 2
-    model/*: data, model
-    opt/*:   data
+    **/bias: -
+    model:   data, model
+    opt/*/mu: data
+
+A pattern is one of `xckpt.core.part.selection.NamePattern`, as ``select=`` takes them.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import prod
 from typing import Final
 
 from xckpt.core.geometry.shard_cuts import DimensionCuts, dimension_cuts
 from xckpt.core.metadata import Sharding
+from xckpt.core.part.selection import NamePattern
 
 MOST_RANKS: Final = 4096
 """Ranks of a mesh that is planned for."""
@@ -51,7 +54,7 @@ class ReaderMesh:
 
     def spec(self, name: str) -> str:
         """The spec of a leaf; empty if it is whole everywhere."""
-        return next((spec for pattern, spec in self.rules if fnmatchcase(name, pattern)), "")
+        return next((spec for pattern, spec in self.rules if NamePattern(pattern).fits(name)), "")
 
     def cuts(self, spec: str, shape: Sequence[int]) -> tuple[DimensionCuts, ...]:
         """The cuts of a shape by a spec; entries for dimensions that it lacks are left out.
@@ -85,8 +88,8 @@ def reader_mesh(text: str) -> ReaderMesh:
     Example:
         >>> reader_mesh("data, model on data=2 x model=4")
         ReaderMesh(axes=(('data', 2), ('model', 4)), rules=(('*', 'data, model'),), hosts=1)
-        >>> mesh = reader_mesh("mesh tp=8\\nhosts 2\\n*/bias: -\\n*: tp")
-        >>> mesh.hosts, mesh.spec("a/bias"), mesh.spec("a/kernel")
+        >>> mesh = reader_mesh("mesh tp=8\\nhosts 2\\n**/bias: -\\n*: tp")
+        >>> mesh.hosts, mesh.spec("a/b/bias"), mesh.spec("a/kernel")
         (2, '-', 'tp')
     """
     axes: tuple[tuple[str, int], ...] = ()
