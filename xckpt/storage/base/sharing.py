@@ -28,6 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.geometry.shards.index import CHECKSUM_BYTES
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.text.shown import readable_bytes
@@ -36,8 +37,8 @@ from xckpt.storage.base.chunks import BaseChunks
 from xckpt.storage.base.packs import EqualChunk, EqualChunks
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.orders import WriteOrders, Written
-from xckpt.storage.chunks.plain_files import contents, stored_bytes, write_file
-from xckpt.storage.chunks.shards.files import shard_parts, unit_length
+from xckpt.storage.chunks.plain_files import contents
+from xckpt.storage.chunks.shards.files import unit_length
 from xckpt.storage.chunks.units import Unit, digests
 from xckpt.storage.chunks.write_chunks import ChunkWrites, item_units
 from xckpt.storage.commit.batch import sync_all, syncs_at_once
@@ -48,10 +49,6 @@ logger = logging.getLogger("xckpt")
 
 MANY_FOLDERS = 16
 """From this many on, folders are synced in one call if the system has it."""
-
-CODEC_BYTES = {"crc32c": 4}
-"""Bytes that a codec adds to a chunk."""
-
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
@@ -76,7 +73,7 @@ class SharingWrites(ChunkWrites):
         self._folders: set[str] = set()
         """Folders with new names in them."""
         self._verify = orders.base.verify
-        self._added = sum(CODEC_BYTES[codec] for codec in orders.codecs)
+        self._added = CHECKSUM_BYTES * len(orders.codecs)
         pairs = zip(orders.arrays, orders.base.firsts, strict=True)
         self._firsts = {(each.leaf, each.number): first for each, first in pairs if first >= 0}
         places = zip(orders.arrays, orders.base.places, strict=True)
@@ -99,7 +96,7 @@ class SharingWrites(ChunkWrites):
     def _pack(self, unit: Unit) -> None:
         """Append a unit to this rank's packs, unless it is equal in a pack of the base."""
         array, known = unit.array, self._known(unit)
-        if known and digest_array(plain_bools(np.asarray(unit.data, order="C"))) == known:
+        if known and _digest(unit.data) == known:
             assert self._base is not None and self._item is not None
             first = self._places[array.leaf, array.number]
             place = self._base.place(first, unit.number) if first >= 0 else None
@@ -153,23 +150,8 @@ class SharingWrites(ChunkWrites):
             return super()._write_plain(unit)
         taken = unit_digests(unit)
         digest = b"".join(each for _, each in taken)
-        if digest != known or not self._share(unit, digest):
-            self._write_digested(unit)
-        return taken
-
-    def _write_digested(self, unit: Unit) -> None:
-        """Write a unit whose digests are known."""
-        array, synced = unit.array, not self._location.unsynced
-        if array.shard is None:
-            parts, nbytes = contents(unit.data), stored_bytes(array)
-        else:
-            parts, nbytes = shard_parts(unit.data, array, []), 0
-        path, within = self._path(unit), self._location.path
-        with storage_errors(f"{self.where}: {array.leaf}"):
-            write_file(path, parts, nbytes, within=within, synced=synced)
-
-    def _path(self, unit: Unit) -> str:
-        return f"{self._location.path}/{unit.array.key(unit.box.offsets)}"
+        is_shared = digest == known and self._share(unit, digest)
+        return taken if is_shared else super()._write_plain(unit)
 
     def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
         """Share a unit's file, or begin to write it; a shared one is done."""
@@ -193,7 +175,7 @@ class SharingWrites(ChunkWrites):
         """Give the base's file of an equal chunk its new name, if that can be done."""
         assert self._base is not None
         array, key = unit.array, unit.array.key(unit.box.offsets)
-        path, synced = self._path(unit), not self._location.unsynced
+        path, synced = f"{self._location.path}/{key}", not self._location.unsynced
         nbytes = unit_length(array, unit.box.sizes) + self._added
         with storage_errors(f"{self.where}: {array.leaf}"):
             problem = self._base.share(array.leaf, key, path, nbytes, synced=synced)

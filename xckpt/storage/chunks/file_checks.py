@@ -11,6 +11,7 @@ from pathlib import Path
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
 from xckpt.storage.location import Location
 
 
@@ -73,5 +74,6 @@ def most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
     """
     unit = array.shard or array.chunk
     chunks = prod(unit) // prod(array.chunk)
-    index = 0 if array.shard is None else chunks * 16 + 4
-    return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
+    index = 0 if array.shard is None else index_bytes(array.shard, array.chunk)
+    checksums = chunks * CHECKSUM_BYTES * len(codecs)
+    return prod(unit) * item_size(array.dtype) + checksums + index

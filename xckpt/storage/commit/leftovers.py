@@ -11,7 +11,8 @@ The claim's lock and the system on which it was made show whether its owner is a
    there.
 
 `remove_dead` is what each save does to the leftovers of its parent folder. It removes what is dead,
-except what a conversion to another path can resume from. `find` and `remove` are for `gc`.
+except what a conversion to another path can resume from. What ``xckpt gc`` removes is found in
+`xckpt.storage.commit.collect`.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _small_chunks(
 
 @functools.lru_cache(maxsize=256)
 def _blocks(counts: Shape, together: int) -> tuple[tuple[slice, ...], ...]:
-    """Regions of at most ``most`` chunks, in C order, that make up a shard of ``counts`` chunks."""
+    """Regions of a shard of ``counts`` chunks, in C order, each of at most ``together`` chunks."""
     blocks = cell_blocks(Box.whole(counts), (1,) * len(counts), together)
     return tuple(block.slices() for block in blocks)
 
