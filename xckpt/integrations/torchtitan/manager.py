@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from xckpt.api.load import load_into
+from xckpt.core.plan.report import LoadReport
 from xckpt.core.run.names import step_number
 from xckpt.integrations.absent import absent
 from xckpt.integrations.torchtitan.state import TrainerState
@@ -68,9 +68,7 @@ class XckptManager(BaseCheckpointManager):
         if not self.enable:
             return
         if config.last_save_in_hf or config.initial_load_in_hf:
-            raise ValueError(
-                "XckptManager has no in_hf: xckpt.convert writes and reads those files"
-            )
+            raise ValueError("XckptManager has no in_hf: xckpt.convert writes and reads it")
         self._config = config
         names = {"optimizers": titan.OPTIMIZER, "lr_schedulers": titan.LR_SCHEDULER}
         names |= {"dataloader": titan.DATALOADER}
@@ -99,24 +97,18 @@ class XckptManager(BaseCheckpointManager):
 
     def _load(self, step: int = -1) -> bool:
         wanted, config = None if step == -1 else step, self._config
-        if self._run.restore_with(self._fill_from_step, step=wanted):
-            return True
-        if config.initial_load_path is None:
-            return False
-        return self._fill(config.initial_load_path, model_only=config.initial_load_model_only)
+        report = self._run.restore_with(self._fill, step=wanted)
+        if report is None and config.initial_load_path is not None:
+            model_only = config.initial_load_model_only
+            report = self._state.fill(config.initial_load_path, model_only, self.load_options)
+        return report is not None
 
-    def _fill_from_step(self, path: str) -> bool:
+    def _fill(self, path: str) -> LoadReport:
         # As in torchtitan, step 0 is a seed: an unsharded model, and nothing else.
         is_seed = step_number(os.path.basename(path)) == 0
         if is_seed:
             self._state.forget_moments()
-        return self._fill(path, model_only=is_seed)
-
-    def _fill(self, path: str, *, model_only: bool) -> bool:
-        state = self._state.targets(model_only=model_only)
-        load_into(path, state, unexpected="ignore", options=self.load_options)
-        self._state.filled(state)
-        return True
+        return self._state.fill(path, is_seed, self.load_options)
 
     def _wait_for_saving(self) -> None:
         self.save_future = None

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xckpt.api.load import load_into
+from xckpt.core.plan.report import LoadReport
 from xckpt.integrations.absent import absent
+from xckpt.options import LoadOptions
 
 try:
     from torchtitan.components import checkpointer as titan
@@ -52,17 +55,20 @@ class TrainerState:
         floating = {name: value for name, value in state.items() if value.is_floating_point()}
         return state | {name: value.to(wanted) for name, value in floating.items()}
 
-    def targets(self, *, model_only: bool) -> dict[str, Any]:
-        """What is loaded into."""
-        excluded = [*self._parts] if model_only else self._excluded
-        parts = {name: part for name, part in self._parts.items() if name not in excluded}
-        return self._model.state_dict() | parts
-
     def forget_moments(self) -> None:
         """The optimizers begin anew: a damaged step may have filled some of their moments."""
         for optimizer in self._parts.get(titan.OPTIMIZER, ()):
             optimizer.state.clear()
 
-    def filled(self, state: dict[str, Any]) -> None:
-        """Targets were loaded: hooks of the model see their tensors."""
-        self._model.load_state_dict(state)
+    def fill(self, path: str, model_only: bool, options: LoadOptions | None) -> LoadReport:
+        """Load a checkpoint: all that is not excluded, or the model alone.
+
+        Raises:
+            XckptError: as `xckpt.load_into`.
+        """
+        excluded = [*self._parts] if model_only else self._excluded
+        parts = {name: part for name, part in self._parts.items() if name not in excluded}
+        state = self._model.state_dict() | parts
+        report = load_into(path, state, unexpected="ignore", options=options)
+        self._model.load_state_dict(state)  # hooks of the model see its tensors
+        return report
