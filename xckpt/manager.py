@@ -64,7 +64,8 @@ class CheckpointManager(RunReading):
         group: the ranks of the run; see `xckpt.save`.
         timeout: see `xckpt.save`.
         options: for each save.
-        load_options: for each `restore` and `restore_into`.
+        load_options: for each `restore` and `restore_into`; its ``memory_bytes`` holds for
+            listings too: a step whose manifest takes more is neither listed nor deleted.
 
     Raises:
         StorageError: the root cannot be listed.
@@ -109,17 +110,18 @@ class CheckpointManager(RunReading):
                     keep_policies("CheckpointManager(keep=)", keep),
                 )
             ]
-            first, second = RunRoot(root, _rate(delete_rate)), None
+            load_options = checked_options(
+                load_options, LoadOptions, "CheckpointManager", "load_options"
+            )
+            rate, memory = _rate(delete_rate), load_options.memory_bytes
+            first, second = RunRoot(root, rate, memory), None
             if temporary is not None:
                 if not isinstance(temporary, Temporary):
                     temporary = Temporary(temporary)
                 check_path(temporary.root, "CheckpointManager(temporary=)")
-                second = RunRoot(temporary.root, _rate(delete_rate), temporary=True)
+                second = RunRoot(temporary.root, rate, memory, temporary=True)
                 rules.append(Rules(*temporary.policies))
             options = checked_options(options, SaveOptions, "CheckpointManager")
-            load_options = checked_options(
-                load_options, LoadOptions, "CheckpointManager", "load_options"
-            )
             bases = Bases(_count(full_every))
         ranks = found(find)
         _check_alike(ranks, first)

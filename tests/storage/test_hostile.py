@@ -27,7 +27,10 @@ from tests.support.hostile_copies import ODD, OF_REAL, edit, orbax, steps
 from tests.support.states import arrays
 from xckpt.cli.steps import step_lines
 from xckpt.convert import convert
+from xckpt.policies import Latest
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
+from xckpt.storage.location import Location, open_store
 from xckpt.viewer.run import shared_at, steps_at
 
 MEMORY_BYTES = 32 << 20
@@ -136,6 +139,49 @@ def test_descriptions_and_chunks_of_others_stay_within_memory(tmp_path: Path) ->
 def test_altered_checkpoints_stay_within_memory(tmp_path: Path, kind: int) -> None:
     for seed in range(kind, 2 * len(OF_REAL), len(OF_REAL)):
         _attack(tmp_path, seed, OF_REAL)
+
+
+def _long() -> bytes:
+    """Bytes that are no manifest, and more than are read of one."""
+    return b" " * (200 << 20)
+
+
+def _of_many_objects() -> bytes:
+    """A manifest of 19 MB that takes 8 times as much once it is decoded."""
+    leaf = b'{"kind":"tensor","dtype":"int8","shape":[%s]}' % b",".join([b"256"] * 32)
+    body = b'{"leaves":[%s],"digests":""}' % b",".join([leaf] * 110_000)
+    digest = digest_bytes(body).hex().encode()
+    return b'{"format":"xckpt","version":1,"digest":"%s","checkpoint":%s}' % (digest, body)
+
+
+@linux
+@pytest.mark.parametrize("make", [_long, _of_many_objects])
+@pytest.mark.parametrize("place", ["folder", "memory"])
+def test_a_listing_stays_within_memory(
+    tmp_path: Path, place: str, make: Callable[[], bytes]
+) -> None:
+    """What takes more stays a step, which no policy counts or deletes."""
+    root = str(tmp_path) if place == "folder" else f"memory://listed{make.__name__}"
+    run = xckpt.CheckpointManager(root, keep=Latest(1), load_options=OPTIONS)
+    for step in (1, 2):
+        assert run.save(step, {"w": np.full(2, step)}, force=True)
+    run.wait()
+    store, long = open_store(Location.parse(root)), make()
+    for step in (3, 4, 5):
+        store.write(f"step-{step}/xckpt.json", long).result()
+    size = f"{len(long):,}"
+    del long
+    before = _reset()
+    again = xckpt.CheckpointManager(root, keep=Latest(1), load_options=OPTIONS)
+    assert [record.number for record in again.steps()] == [2]
+    assert _peak() - before <= ALLOWED, (_peak() - before) >> 20
+    why = rf"step 5: .*the manifest of {size} bytes takes .*raise LoadOptions\(memory_bytes=\)"
+    with pytest.warns(UserWarning, match=f"step 2 was restored.*{why}"):
+        assert again.restore()["w"][0] == 2
+    assert again.save(6, {"w": np.ones(2)})
+    again.wait()
+    named = sorted(key.partition(b"/")[0] for key in store.list().result() if b"json" in key)
+    assert set(named) == {b"step-00000006", b"step-3", b"step-4", b"step-5"}
 
 
 @linux

@@ -57,8 +57,7 @@ def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
         if folder is not None and folder.is_file():
             raise NotACheckpointError(what_file_is_there(folder))
         if memory_bytes is not None and folder is not None:
-            size = file_bytes(folder / MANIFEST)
-            check_memory(COPIES * size, f"{location}: the manifest of {size:,} bytes", memory_bytes)
+            _check_length(location, file_bytes(folder / MANIFEST), memory_bytes)
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
@@ -68,7 +67,14 @@ def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
         raise NotACheckpointError(f"{location} holds no committed checkpoint: {there}")
     if len(stored.value) > MAX_BYTES:
         raise ManifestError(f"{location}: the manifest is over {MAX_BYTES:,} bytes long")
+    if memory_bytes is not None:
+        _check_length(location, len(stored.value), memory_bytes)
     return stored.value
+
+
+def _check_length(location: Location, size: int, memory_bytes: int) -> None:
+    """Refuse a manifest that cannot be taken apart in the memory; see `check_memory`."""
+    check_memory(COPIES * size, f"{location}: the manifest of {size:,} bytes", memory_bytes)
 
 
 class ZarrStorageReader:

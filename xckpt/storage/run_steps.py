@@ -4,8 +4,9 @@
    checkpoint that another library has committed (`xckpt.core.run.foreign`). In a bucket one listing
    finds them, in a local root one look at each folder of such a name. Where Orbax's manager holds
    a checkpoint of xckpt, as the one item of a step, that is the step.
-2. `described` reads the manifests, many at a time, and takes from each what a record needs. A
-   manifest that cannot be read stays a step, among the unreadable ones.
+2. `described` reads the manifests, many at a time, and takes from each what a record needs. A step
+   whose manifest cannot be read, or takes more than the memory, stays one, among the unreadable
+   ones: a load says why.
 3. `Remover` deletes in threads of its own (`xckpt.storage.commit.remove`): one hides the steps, the
    other deletes their files, no faster than allowed. Faults are logged, and remaining files are
    tried again.
@@ -27,14 +28,16 @@ import msgspec
 import tensorstore as ts
 
 from xckpt.core.manifest.codec import MAX_BYTES
+from xckpt.core.manifest.decode import decoded_bytes
+from xckpt.core.manifest.memory import COPIES, LEAST_LIMIT, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.run.foreign import foreign_format, items_held
 from xckpt.core.run.names import step_number, steps_in
 from xckpt.core.run.record import StepRecord, outlined, read_record
 from xckpt.core.struct_types import prepare_structs
-from xckpt.errors import NotACheckpointError
+from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.file_checks import file_bytes, file_problem
+from xckpt.storage.chunks.file_checks import lengths
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
 from xckpt.storage.location import Location, answer, check_process, open_store, storage_errors
 
@@ -42,8 +45,6 @@ logger = logging.getLogger("xckpt")
 
 AT_ONCE: Final = 256
 """Manifests that are asked for at a time: a run may have thousands of steps."""
-AT_ONCE_BYTES: Final = 1 << 24
-"""Bytes of local ones that are read at a time; a longer one is read alone."""
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +53,7 @@ class Steps(msgspec.Struct, frozen=True, array_like=True):
     records: list[StepRecord] = []
     """In order."""
     unreadable: list[StepRecord] = []
-    """Steps whose manifest cannot be read."""
+    """Steps whose manifest cannot be read, or not in the memory that there is."""
 
 
 prepare_structs(Steps)
@@ -142,8 +143,13 @@ def _in_folder(step: Path) -> list[str]:
     return []
 
 
-def described(root: Location, steps: Mapping[int, str]) -> Steps:
+def described(root: Location, steps: Mapping[int, str], memory_bytes: int) -> Steps:
     """The records of steps, from their manifests; steps that are gone by now are left out.
+
+    Args:
+        root: where they are.
+        steps: number -> folder name.
+        memory_bytes: what the manifests may take in memory, as `LoadOptions` says.
 
     Raises:
         StorageError: the storage refused.
@@ -153,13 +159,13 @@ def described(root: Location, steps: Mapping[int, str]) -> Steps:
     records: list[StepRecord] = []
     unreadable: list[StepRecord] = []
     lacking: list[int] = []
-    for number, manifest in _manifests(root, steps):
+    for number, manifest in _manifests(root, steps, memory_bytes):
         if manifest is None:
             lacking.append(number)
             continue
         try:
-            record = _record(number, steps[number], manifest)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            record = _record(number, steps[number], manifest, memory_bytes)
+        except (ManifestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             unreadable.append(StepRecord(number, name=steps[number]))
         else:
             with storage_errors(root):
@@ -176,24 +182,25 @@ def described(root: Location, steps: Mapping[int, str]) -> Steps:
     return Steps(sorted(records, key=lambda record: record.number), unreadable)
 
 
-def _manifests(root: Location, steps: Mapping[int, str]) -> Iterator[tuple[int, bytes | None]]:
+def _manifests(
+    root: Location, steps: Mapping[int, str], memory_bytes: int
+) -> Iterator[tuple[int, bytes | None]]:
     """The manifests of steps, some at a time; None of a step that has none any more.
 
-    A file that by its length or kind cannot be a manifest is given as no bytes, unread.
+    What by its length or kind is not to be read is given as no bytes.
     """
+    most = min(MAX_BYTES, max(memory_bytes, LEAST_LIMIT) // COPIES)
+    keys = {f"{name}/{MANIFEST}": number for number, name in steps.items()}
     with storage_errors(root):
         store = open_store(root)
         asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None] = {}
         waiting = 0
-        for number, name in steps.items():
-            key = f"{name}/{MANIFEST}"
-            size = file_bytes(root.folder / key) if root.folder is not None else 0
-            if waiting + size > AT_ONCE_BYTES or len(asked) >= AT_ONCE:
+        for key, size in lengths(root, keys, most):
+            if waiting + (size or 0) > most or len(asked) >= AT_ONCE:
                 yield from _answered(root, asked)
                 asked, waiting = {}, 0
-            sound = not file_problem(root, key, MAX_BYTES)
-            asked[number] = store.read(key) if sound else None
-            waiting += size if sound else 0
+            asked[keys[key]] = None if size is None else store.read(key)
+            waiting += size or 0
         yield from _answered(root, asked)
 
 
@@ -209,12 +216,11 @@ def _answered(
         yield number, read.value if read.state == "value" else None
 
 
-def _record(number: int, name: str, manifest: bytes) -> StepRecord:
-    if len(manifest) > MAX_BYTES:
-        raise msgspec.DecodeError("the manifest is absurdly long")
+def _record(number: int, name: str, manifest: bytes, memory_bytes: int) -> StepRecord:
     sealed = _sealed(manifest)
     if digest_bytes(memoryview(sealed.checkpoint)).hex() != sealed.digest:
         raise msgspec.DecodeError("the manifest was altered")
+    check_memory(decoded_bytes(memoryview(sealed.checkpoint)), "the manifest", memory_bytes)
     size, user = outlined(sealed.checkpoint)
     return read_record(number, name, user, size)
 

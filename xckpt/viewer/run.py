@@ -11,6 +11,7 @@ from xckpt.core.run.record import StepRecord
 from xckpt.core.run.rules import kept_by
 from xckpt.core.text.printable import printable
 from xckpt.core.text.times import utc_text
+from xckpt.options import LoadOptions
 from xckpt.storage.base.shared import shared_bytes, shared_files
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.location import Location
@@ -28,7 +29,7 @@ def steps_at(path: str) -> list[StepRecord]:
         StorageError: the storage refused.
     """
     root = Location.parse(path)
-    found = described(root, committed_steps(root))
+    found = described(root, committed_steps(root), LoadOptions().memory_bytes)
     return sorted([*found.records, *found.unreadable], key=lambda record: record.number)
 
 

@@ -31,14 +31,18 @@ class RunRoot:
     Args:
         root: its path or URL.
         rate: most files that are deleted a second; None for as many as go.
+        memory_bytes: what manifests may take in memory while they are listed.
         temporary: whether it may be lost, so that only saves raise errors there.
     """
 
-    def __init__(self, root: Path, rate: float | None, *, temporary: bool = False) -> None:
+    def __init__(
+        self, root: Path, rate: float | None, memory_bytes: int, *, temporary: bool = False
+    ) -> None:
         from xckpt.storage.location import Location
         from xckpt.storage.run_steps import Remover
 
         self.location = Location.parse(root)
+        self.memory_bytes = memory_bytes
         self.temporary = temporary
         self.remover = Remover(self.location, rate)
 
@@ -74,7 +78,7 @@ class RunRoot:
             read = {(record.number, record.name): record for record in known}
             kept = [read[each] for each in there.items() if each in read]
             new = {number: name for number, name in there.items() if (number, name) not in read}
-            found = described(self.location, new)
+            found = described(self.location, new, self.memory_bytes)
         except StorageError as error:
             if not self.temporary:
                 raise

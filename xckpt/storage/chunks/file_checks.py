@@ -1,18 +1,21 @@
-"""Checks of a local file before TensorStore reads it. A checkpoint's folder may hold anything under
-the names that a manifest implies.
+"""Checks of files and keys before TensorStore reads them. A checkpoint's folder may hold anything
+under the names that a manifest implies.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
+
+import tensorstore as ts
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
-from xckpt.storage.location import Location
+from xckpt.storage.location import Location, answer, open_store
 
 
 def file_problem(location: Location, key: str, most: int) -> str:
@@ -65,6 +68,44 @@ def status_problem(status: os.stat_result, most: int) -> str:
     if status.st_size > most:
         return f"{status.st_size:,} bytes long, where at most {most:,} are expected"
     return ""
+
+
+def longer_keys(store: ts.KvStore, keys: Iterable[str], most: int, where: Location) -> list[str]:
+    """The keys whose values are longer than ``most`` bytes; those that are missing are not.
+
+    It asks for one byte behind, which brings no data where there is none.
+
+    Raises:
+        StorageError, OSError, ValueError, RuntimeError: the storage refused; see `answer`.
+    """
+    asked = [(key, store.read(key, byte_range=slice(most, most + 1))) for key in keys]
+    longer: list[str] = []
+    for key, reading in asked:
+        try:
+            if answer(reading, where).state == "value":
+                longer.append(key)
+        except ValueError as error:
+            if not str(error).startswith("OUT_OF_RANGE"):
+                raise
+    return longer
+
+
+def lengths(root: Location, keys: Iterable[str], most: int) -> Iterator[tuple[str, int | None]]:
+    """Keys, and how long each is at most, bytes; None of what must not be read, see `file_problem`.
+
+    A bucket does not say how long an object is, only whether it is longer than some length.
+    """
+    folder = root.folder
+    if folder is not None:
+        for key in keys:
+            yield key, None if file_problem(root, key, most) else file_bytes(folder / key)
+        return
+    store, left = open_store(root), list(keys)
+    for length in (most // 256, most // 16, most):
+        longer = set(longer_keys(store, left, length, root))
+        yield from ((key, length) for key in left if key not in longer)
+        left = [key for key in left if key in longer]
+    yield from ((key, None) for key in left)
 
 
 def most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:

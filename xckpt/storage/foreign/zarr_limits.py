@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -38,6 +38,7 @@ from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, MISSING, index_byte
 from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
+from xckpt.storage.chunks.file_checks import longer_keys
 from xckpt.storage.foreign.concurrency import machine_memory
 from xckpt.storage.foreign.paths import FilePath
 from xckpt.storage.location import Location, answer
@@ -163,7 +164,9 @@ class Limits:
         Raises:
             CorruptCheckpointError: it is.
         """
-        if self.longest > LONGEST_DOCUMENT and self._are_longer(store, [key], LONGEST_DOCUMENT):
+        if self.longest > LONGEST_DOCUMENT and longer_keys(
+            store, [key], LONGEST_DOCUMENT, self.location
+        ):
             raise too_long(self.location.child(key), LONGEST_DOCUMENT)
 
     def check_chunk(self, where: object, chunk: Shape, item: int) -> int:
@@ -206,7 +209,8 @@ class Limits:
             return
         keys = stored_chunks(store, name)
         for start in range(0, len(keys), ASKED_AT_ONCE):
-            for key in self._are_longer(store, keys[start : start + ASKED_AT_ONCE], most):
+            some = keys[start : start + ASKED_AT_ONCE]
+            for key in longer_keys(store, some, most, self.location):
                 longest = self._longest_part(store, key, chunk, document)
                 if longest is None or longest > most:
                     raise LeafTooLargeError(
@@ -215,19 +219,6 @@ class Limits:
                         f"{readable_bytes(size)} this is more than memory_bytes "
                         f"({readable_bytes(self.memory_bytes)}); {RAISE}"
                     )
-
-    def _are_longer(self, store: ts.KvStore, keys: Sequence[str], most: int) -> list[str]:
-        """Which values are longer."""
-        asked = [store.read(key, byte_range=slice(most, most + 1)) for key in keys]
-        longer: list[str] = []
-        for key, future in zip(keys, asked, strict=True):
-            try:
-                if answer(future, self.location).state == "value":
-                    longer.append(key)
-            except ValueError as error:
-                if not str(error).startswith("OUT_OF_RANGE"):
-                    raise
-        return longer
 
     def _longest_part(
         self, store: ts.KvStore, key: str, chunk: Shape, document: dict[str, object]
