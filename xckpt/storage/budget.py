@@ -198,17 +198,26 @@ class Pool(Budget):
                 self._failure = error
             self._freed.notify_all()
 
-    def submit(self, task: Callable[[], object], size: int = 0, *, reserved: bool = False) -> None:
+    def submit(self, task: Callable[[], object], size: int = 0) -> None:
         """Have a task run in a thread, unless one has failed already.
 
         Args:
             task: what to run.
             size: bytes that must fit the budget first; they are given back after the task.
-            reserved: whether the caller has reserved them.
         """
-        if size and not reserved:
+        if size:
             self.reserve(size)
         self._executor.submit(self._run, task, size)
+
+    def run(self, task: Callable[[], object], size: int) -> None:
+        """Run a task whose bytes the caller has reserved: here if there is no other thread."""
+        if not self.single:
+            self._executor.submit(self._run, task, size)
+            return
+        try:
+            task()
+        finally:
+            self.release(size)
 
     def _run(self, task: Callable[[], object], size: int) -> None:
         try:

@@ -89,13 +89,7 @@ class RangeReads(abc.ABC, Generic[Members]):
         else:
             asked = window.source.store.read(key, byte_range=slice(each.start, each.stop))
             task = partial(self._read, asked, each.start, members, end)
-        if window.pool.single:
-            try:
-                task()
-            finally:
-                window.pool.release(size)
-        else:
-            window.pool.submit(task, size, reserved=True)
+        window.pool.run(task, size)
 
     def _read(
         self, asked: ts.Future[ts.KvStore.ReadResult], start: int, members: Members, end: bytes

@@ -160,6 +160,29 @@ def shard_box(array: ZarrArray, box: Box) -> Box:
     return Box(origin, tuple(min(size, whole - low) for size, whole, low in rest))
 
 
+def start_in_shard(entries: bytes, array: ZarrArray, box: Box, part: Box, end: int) -> int:
+    """Where the chunk at ``box`` begins in its shard.
+
+    Args:
+        entries: those of the shard's index.
+        array: what it is a shard of.
+        box: the chunk's in the array.
+        part: the shard's in the array.
+        end: where the index begins.
+
+    Raises:
+        CorruptCheckpointError: the index has no such chunk.
+    """
+    shard, chunk, item = array.shard, array.chunk, item_size(array.dtype)
+    assert shard is not None
+    within = zip(box.offsets, part.offsets, chunk, strict=True)
+    cell = [(at - low) // step for at, low, step in within]
+    start = chunk_start(entries, cell, part.sizes, shard, chunk, item, end)
+    if isinstance(start, str):
+        raise CorruptCheckpointError(start)
+    return start
+
+
 class ShardFile(PlainFile):
     """A shard's file, open for one reading of some of its chunks until `close`.
 
@@ -192,14 +215,7 @@ class ShardFile(PlainFile):
         Raises:
             CorruptCheckpointError: the index has no such chunk.
         """
-        shard, chunk, item = self._array.shard, self._array.chunk, item_size(self._array.dtype)
-        assert shard is not None
-        within = zip(box.offsets, self._part.offsets, chunk, strict=True)
-        cell = [(at - low) // step for at, low, step in within]
-        start = chunk_start(self._entries, cell, self._part.sizes, shard, chunk, item, self._end)
-        if isinstance(start, str):
-            raise CorruptCheckpointError(start)
-        self.go_to(start)
+        self.go_to(start_in_shard(self._entries, self._array, box, self._part, self._end))
 
 
 def open_in_shard(path: str, array: ZarrArray, box: Box) -> ShardFile:

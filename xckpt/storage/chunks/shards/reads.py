@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.shards.index import chunk_start, shard_entries
+from xckpt.core.geometry.shards.index import shard_entries
 from xckpt.core.manifest.packs import PackRange, runs
 from xckpt.errors import XckptError
 from xckpt.storage.array import digest_array
@@ -31,7 +31,13 @@ from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.chunks.plain_files import is_leading, slab_elements, stored_bytes
 from xckpt.storage.chunks.range_reads import GAP_BYTES, RANGE_BYTES, RangeReads
 from xckpt.storage.chunks.requests import Chunk, ChunkRequest
-from xckpt.storage.chunks.shards.files import ShardFile, sealed, shard_box, unit_length
+from xckpt.storage.chunks.shards.files import (
+    ShardFile,
+    sealed,
+    shard_box,
+    start_in_shard,
+    unit_length,
+)
 
 SHARD_BYTES = 1 << 25
 """Bytes that are read of a shard in one request, if the budget is four times that."""
@@ -62,10 +68,11 @@ class ShardReads(RangeReads[Sequence[Placed]]):
         """Request the wanted chunks of a shard."""
         array, box = requests[0].chunk.array, requests[0].chunk.box
         part, nbytes = shard_box(array, box), stored_bytes(array)
-        entries = _usual_entries(requests[0], part)
+        assert array.shard is not None
+        entries = shard_entries(part.sizes, array.shard, array.chunk, item_size(array.dtype))
         index = sealed(entries)
         end = unit_length(array, part.sizes) - len(index)
-        starts = [_start(entries, request, part, end) for request in requests]
+        starts = [start_in_shard(entries, array, each.chunk.box, part, end) for each in requests]
         placed = [Placed(*each) for each in zip(requests, starts, strict=True)]
         most = max(RANGE_BYTES, min(SHARD_BYTES, self.window.pool.budget // 4))
         offsets = np.array(starts, np.int64)
@@ -101,13 +108,7 @@ class ShardReads(RangeReads[Sequence[Placed]]):
         window, size = self.window, max(request.held for request in requests)
         window.reserve(size)
         task = partial(self._read_file, f"{window.source.root.path}/{key}", requests)
-        if not window.pool.single:
-            window.pool.submit(task, size, reserved=True)
-            return
-        try:
-            task()
-        finally:
-            window.pool.release(size)
+        window.pool.run(task, size)
 
     def _read_file(self, path: str, requests: Sequence[ChunkRequest]) -> None:
         """Read chunks of a local shard, in the order in which they lie there."""
@@ -161,22 +162,3 @@ def _elements(chunk: Chunk, content: bytes | memoryview, start: int) -> NDArray[
     sizes, stored = chunk.box.sizes, chunk.array.chunk
     data = np.frombuffer(content, chunk.dtype, prod(stored), start).reshape(stored)
     return data if stored == sizes else np.ascontiguousarray(data[Box.whole(sizes).slices()])
-
-
-def _usual_entries(request: ChunkRequest, part: Box) -> bytes:
-    """The entries of a shard, of which ``part`` lies in the array, as this package writes them."""
-    array = request.chunk.array
-    assert array.shard is not None
-    return shard_entries(part.sizes, array.shard, array.chunk, item_size(array.dtype))
-
-
-def _start(entries: bytes, request: ChunkRequest, part: Box, end: int) -> int:
-    """Where a chunk begins in such a shard."""
-    array = request.chunk.array
-    assert array.shard is not None
-    within = zip(request.chunk.box.offsets, part.offsets, array.chunk, strict=True)
-    cell = [(at - low) // step for at, low, step in within]
-    item = item_size(array.dtype)
-    start = chunk_start(entries, cell, part.sizes, array.shard, array.chunk, item, end)
-    assert isinstance(start, int)
-    return start
