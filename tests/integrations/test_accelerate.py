@@ -117,11 +117,13 @@ def test_checkpoints_that_accelerate_names(background: bool, tmp_path: Path) -> 
     accelerator.project_configuration.iteration = 3
     with pytest.raises(xckpt.CheckpointExistsError):
         save_state(accelerator)
+    for name in ("9", "checkpoint_best_9"):  # the user's own are not among them
+        xckpt.copy(tmp_path / "checkpoints" / left[-2], tmp_path / "checkpoints" / name)
     load_state(accelerator)
     assert model.weight.item() == 3
     save_state(accelerator)
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert left == ["checkpoint_3", "checkpoint_4"]
+    assert left == ["9", "checkpoint_3", "checkpoint_4", "checkpoint_best_9"]
     with pytest.raises(ValueError, match="give a path"):
         save_state(Accelerator(cpu=True))
 

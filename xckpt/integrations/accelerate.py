@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from xckpt.api.load import load, load_into
@@ -65,18 +66,17 @@ def save_state(
     state["step"] = accelerator.step
     config, named = accelerator.project_configuration, path is None
     if path is None:
-        path = _named(_project(accelerator), config.iteration)
+        path = _named(accelerator, config.iteration)
     write = save_async if background else save
     saved = write(path, state, overwrite=not named, options=options)
     if named:
         config.iteration += 1
         if accelerator.is_main_process:
-            root = _project(accelerator)
-            numbers = _numbers(root)
+            there = _committed(accelerator)
             restored, after = vars(accelerator).get(RESTORED, (None, 0))
             # What was restored may be the only good one until a save after it is committed.
-            kept = restored if max(numbers, default=-1) < after else None
-            remove_outdated([_named(root, each) for each in numbers], config.total_limit, kept)
+            kept = restored if max(there, default=-1) < after else None
+            remove_outdated([*there.values()], config.total_limit, kept)
     return saved if isinstance(saved, SaveFuture) else None
 
 
@@ -94,10 +94,9 @@ def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> 
         XckptError: as `xckpt.load_into`.
     """
     if path is None:
-        root = _project(accelerator)
-        paths = [_named(root, number) for number in reversed(_numbers(root) or [0])]
-        restored = newest_good(paths, partial(_load, accelerator))
-        after = 1 + _numbers(root)[-1]
+        there = _committed(accelerator) or {0: _named(accelerator, 0)}
+        restored = newest_good(reversed(there.values()), partial(_load, accelerator))
+        after = 1 + max(there)
         accelerator.project_configuration.iteration = after
         vars(accelerator)[RESTORED] = restored, after
     else:
@@ -126,22 +125,22 @@ def _state(accelerator: Any) -> dict[str, Any]:
     }
 
 
-def _project(accelerator: Any) -> str:
-    """Where checkpoints are that Accelerate names."""
+def _named(accelerator: Any, number: object) -> str:
+    """Where the checkpoint of a number is, as Accelerate names it.
+
+    Raises:
+        ValueError: it does not name checkpoints.
+    """
     if not accelerator.project_configuration.automatic_checkpoint_naming:
         raise ValueError(
             "give a path, or have ProjectConfiguration(automatic_checkpoint_naming=True)"
         )
-    return os.path.join(accelerator.project_dir, "checkpoints")
+    return os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{number}")
 
 
-def _named(root: str, number: int) -> str:
-    """Where the checkpoint of a number is."""
-    return os.path.join(root, f"checkpoint_{number}")
-
-
-def _numbers(root: str) -> list[int]:
-    """The numbers of the committed checkpoints in it, in order."""
-    names = os.listdir(root) if os.path.isdir(root) else ()
-    found = [name.removeprefix("checkpoint_") for name in names if exists(os.path.join(root, name))]
-    return sorted(int(number) for number in found if number.isdecimal())
+def _committed(accelerator: Any) -> dict[int, str]:
+    """The committed ones, in order: number -> path."""
+    folder, names = os.path.split(_named(accelerator, "*"))
+    paths = {each.name.removeprefix("checkpoint_"): str(each) for each in Path(folder).glob(names)}
+    found = {int(number): path for number, path in paths.items() if number.isdecimal()}
+    return {number: found[number] for number in sorted(found) if exists(found[number])}
