@@ -10,8 +10,7 @@ import pytest
 import xckpt
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.storage.commit import output as outputs
-from xckpt.storage.commit.folder import journals
-from xckpt.storage.commit.leftovers import journal_of
+from xckpt.storage.commit.folder import journal_of, journals
 from xckpt.storage.commit.output import OutputPath, StagedOutput
 
 

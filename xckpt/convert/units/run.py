@@ -28,7 +28,7 @@ from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.commit.leftovers import journal_of
+from xckpt.storage.commit.folder import journal_of
 
 Note = Callable[[WorkUnit, bytes], None]
 """Takes a unit that is durably written, and its report."""

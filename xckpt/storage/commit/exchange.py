@@ -1,13 +1,24 @@
-"""Exchanging two folders in one step, where the system can."""
+"""Whether a new folder can take the place of an old one; exchanging the two in one step."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+
+
+def can_rename(folder: Path) -> bool:
+    """Whether a new folder can take this one's place: no mount point or working folder."""
+    if not folder.is_dir():
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        if Path.cwd().is_relative_to(folder):
+            return False  # this process would stand in a deleted folder
+    return not folder.is_mount() and os.access(folder.parent, os.W_OK)
 
 
 def can_exchange(folder: Path) -> bool:

@@ -163,6 +163,16 @@ def new_identity() -> str:
     return f"{int(time.time()):08x}{uuid.uuid4().hex[:8]}"
 
 
+def claim_of(staged: Path) -> Path:
+    """Path of the claim to a staging folder."""
+    return staged.with_name(f"{staged.name}.claim")
+
+
+def journal_of(staged: Path, rank: int) -> Path:
+    """Path of a rank's journal of a resumable save."""
+    return staged.with_name(f"{staged.name}.journal-{rank}")
+
+
 def journals(staged: Path) -> list[Path]:
     """The journals of a resumable save."""
     with os.scandir(staged.parent) as entries:
@@ -197,7 +207,7 @@ def claim(folder: Path, identity: str) -> Claim:
         OSError: the parent folder cannot be written.
     """
     staged = staging_folder(folder, identity)
-    path = staged.with_name(f"{staged.name}.claim")
+    path = claim_of(staged)
     unlocked = staged.with_name(f"{staged.name}.new")
     for attempt in range(_ATTEMPTS):
         descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -337,13 +347,3 @@ def sync_tree(folder: Path, *, files: bool = False) -> None:
                 os.fsync(file.fileno())
         if folders or files:
             sync_folder(each)
-
-
-def can_rename(folder: Path) -> bool:
-    """Whether a new folder can take this one's place: no mount point or working folder."""
-    if not folder.is_dir():
-        return True
-    with contextlib.suppress(FileNotFoundError):
-        if Path.cwd().is_relative_to(folder):
-            return False  # this process would stand in a deleted folder
-    return not folder.is_mount() and os.access(folder.parent, os.W_OK)

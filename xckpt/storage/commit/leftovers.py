@@ -41,6 +41,7 @@ from xckpt.storage.commit.folder import (
     ClaimText,
     Lock,
     boot_identity,
+    claim_of,
     journals,
     lock,
     process_identity,
@@ -164,7 +165,7 @@ def remove_if_dead(
             shutil.rmtree(staged, ignore_errors=True)
         if staged.exists():
             return False
-        for path in (*journals(staged), _claim_of(staged)):
+        for path in (*journals(staged), claim_of(staged)):
             path.unlink(missing_ok=True)
     return True
 
@@ -174,7 +175,7 @@ def opened_claim(staged: Path) -> Iterator[tuple[int, ClaimText | None]]:
     """The claim of a staging folder, open, and its text; None if it has none that can be read."""
     descriptor, text = -1, None
     with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(_claim_of(staged), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(claim_of(staged), os.O_RDWR | os.O_CLOEXEC)
     try:
         if descriptor >= 0:
             with contextlib.suppress(msgspec.MsgspecError):
@@ -191,11 +192,7 @@ def is_checkpoint(staged: Path) -> bool:
     A save removes its claim last, so its leftovers have a claim for as long as they have a
     manifest.
     """
-    return (staged / MANIFEST).exists() and not _claim_of(staged).exists()
-
-
-def _claim_of(staged: Path) -> Path:
-    return staged.with_name(f"{staged.name}.claim")
+    return (staged / MANIFEST).exists() and not claim_of(staged).exists()
 
 
 def parts_of(staged: Path) -> re.Match[str]:
@@ -230,7 +227,7 @@ def reclaim(folder: Path, identity: str) -> Claim | None:
         OSError: its claim cannot be opened.
     """
     staged = staging_folder(folder, identity)
-    path = _claim_of(staged)
+    path = claim_of(staged)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -251,11 +248,6 @@ def reclaim(folder: Path, identity: str) -> Claim | None:
             return taken
     taken.release()
     return None
-
-
-def journal_of(staged: Path, rank: int) -> Path:
-    """Path of a rank's journal of a resumable save."""
-    return staged.with_name(f"{staged.name}.journal-{rank}")
 
 
 def remove_tree(folder: Path) -> None:

@@ -29,11 +29,11 @@ from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
 from xckpt.core.names import LONGEST_COMPONENT
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import can_carry, carry, remove_old, rescue
-from xckpt.storage.commit.exchange import can_exchange, exchange
+from xckpt.storage.commit.exchange import can_exchange, can_rename, exchange
 from xckpt.storage.commit.folder import (
     Claim,
-    can_rename,
     claim_folder,
+    claim_of,
     journals,
     look_into,
     new_identity,
@@ -110,7 +110,7 @@ class StagedFolder:
         That name has the same claim, so that after a kill the remains are recognised as dead.
         """
         aside = staging_folder(self.target, new_identity())
-        claim = aside.with_name(f"{aside.name}.claim")
+        claim = claim_of(aside)
         with contextlib.suppress(OSError):
             if self.claim is not None:
                 os.link(self.claim.path, claim)
