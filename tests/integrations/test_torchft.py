@@ -56,6 +56,20 @@ def test_a_replica_that_waits_gets_the_step(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize("root", ["~/states", "states", "{}", "file://{}", "memory://torchft-root"])
+def test_a_root_is_what_it_is_for_a_save(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    sender = XckptTransport(root.format(tmp_path / "states"))
+    monkeypatch.chdir("/")
+    sender.send_checkpoint([1], 0, state_of(0), LONG)
+    assert (tmp_path / "states").exists() is not root.startswith("memory")
+    assert same(sender.recv_checkpoint(0, sender.metadata(), 0, SOON), state_of(0))
+    sender.shutdown()
+
+
 def test_damage_is_refused(tmp_path: Path) -> None:
     sender = XckptTransport(tmp_path)
     sender.send_checkpoint([1], 0, state_of(0), LONG)

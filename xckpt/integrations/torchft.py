@@ -21,6 +21,7 @@ from xckpt.api.places import delete, exists
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
 from xckpt.options import LoadOptions, SaveOptions
+from xckpt.storage.location import Location
 
 try:
     from torchft.checkpointing.transport import CheckpointTransport
@@ -42,6 +43,9 @@ class XckptTransport(CheckpointTransport):
         options: for each save.
         load_options: for each load.
 
+    Raises:
+        PathError: xckpt cannot open such a root.
+
     Example:
         >>> import torch
         >>> from datetime import timedelta
@@ -61,12 +65,10 @@ class XckptTransport(CheckpointTransport):
         options: SaveOptions | None = None,
         load_options: LoadOptions | None = None,
     ) -> None:
-        text = os.fspath(root)
-        here = text if "://" in text else os.path.abspath(text)
-        self._place = f"{here.rstrip('/')}/{uuid.uuid4().hex}"
+        self._place = str(Location.parse(root).within(uuid.uuid4().hex))
         self._device = device
         self._options, self._load_options = options, load_options
-        self._sent: list[str] = []
+        self._sent: str | None = None
 
     def metadata(self) -> str:
         """What a receiver needs to know: where this transport saves."""
@@ -83,7 +85,9 @@ class XckptTransport(CheckpointTransport):
         del dst_ranks, timeout
         path = f"{self._place}/{step}"
         save(path, state_dict, overwrite=True, no_dist=True, options=self._options)
-        self._forget(path)
+        if path != self._sent:
+            self._forget()
+        self._sent = path
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
         """Load a step, once it is committed.
@@ -110,8 +114,7 @@ class XckptTransport(CheckpointTransport):
         del wait
         self._forget()
 
-    def _forget(self, kept: str | None = None) -> None:
-        for path in self._sent:
-            if path != kept and exists(path):
-                delete(path)
-        self._sent = [] if kept is None else [kept]
+    def _forget(self) -> None:
+        if self._sent is not None and exists(self._sent):
+            delete(self._sent)
+        self._sent = None
