@@ -59,6 +59,17 @@ def test_what_may_not_be_written_is_a_fault(
         local_abilities(tmp_path)
 
 
+def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(StorageError) as raised:
+        local_abilities(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path}: No space left on device; the disk is full")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_scheme_that_is_not_known_is_a_fault() -> None:
     result = doctor("hf://a/b")
     assert result.exit_code == 1 and "scheme 'hf' is not supported" in result.stderr

@@ -17,6 +17,7 @@ from xckpt.storage.commit.batch import syncs_at_once
 from xckpt.storage.commit.exchange import can_exchange
 from xckpt.storage.commit.folder import look_into
 from xckpt.storage.commit.leftovers import is_local
+from xckpt.storage.location import storage_errors
 
 SYNCS = 5
 """Number of files that are written and synced to measure how long one takes."""
@@ -62,9 +63,8 @@ def local_abilities(path: Path) -> LocalAbilities:
         text = f"{folder} cannot be written: {error.strerror}; choose another folder"
         raise StorageError(text) from error
     try:
-        return _tried(folder, trial)
-    except OSError as error:
-        raise StorageError(f"{folder}: {error.strerror}: {error.filename}") from error
+        with storage_errors(folder):
+            return _tried(folder, trial)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
 
