@@ -52,7 +52,7 @@ class XckptHandler(AsyncCheckpointHandler):
     async def async_save(self, directory: Folder, args: XckptSave) -> list[Any]:
         """Begin to save; Orbax calls it on every process, and waits for what it returns."""
         write = _held(args.item, args.options)
-        return [CommitFutureAwaitingContractedSignals(_in_thread(write, directory))]
+        return [CommitFutureAwaitingContractedSignals(asyncio.to_thread(write, directory))]
 
     def save(self, directory: Folder, args: XckptSave) -> None:
         """Save now."""
@@ -132,7 +132,7 @@ class XckptCheckpointable:
         write = _held(self.tree, self._options)
 
         async def finish() -> None:
-            await _in_thread(write, await directory.await_creation())
+            await asyncio.to_thread(write, await directory.await_creation())
 
         return finish()
 
@@ -143,7 +143,7 @@ class XckptCheckpointable:
         def read(folder: Folder) -> None:
             self.tree = load(folder, self.tree, group=group, options=self._load_options)
 
-        return _in_thread(read, directory)
+        return asyncio.to_thread(read, directory)
 
 
 def _held(state: Any, options: SaveOptions | None) -> Callable[[Folder], None]:
@@ -155,7 +155,3 @@ def _held(state: Any, options: SaveOptions | None) -> Callable[[Folder], None]:
         save(folder, staged, overwrite=True, group=group, options=options)
 
     return write
-
-
-async def _in_thread(call: Callable[[Folder], None], folder: Folder) -> None:
-    await asyncio.to_thread(call, folder)
