@@ -109,7 +109,7 @@ def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool
     PATH is a folder of checkpoints, or a bucket. Lists everything that was found, with its size.
     What belongs to a save that is alive stays, and so does what may be alive on another host,
     unless --older-than says otherwise: choose a time that no save takes. All that lies in a bucket
-    may be alive.
+    may be alive: an overwrite there that takes longer may be committed without its chunks.
     """
     import xckpt
     from xckpt.core.text.shown import readable_bytes

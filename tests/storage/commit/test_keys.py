@@ -8,13 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import xckpt
-from xckpt.storage.commit import keys
-from xckpt.storage.commit.keys import empty_stale_lock
+from tests.support.servers import bucket, environment, gcs
+from xckpt.storage.commit import conditional, keys
+from xckpt.storage.commit.collect_keys import find_in_keys, remove_keys
+from xckpt.storage.commit.conditional import empty_stale_lock
+from xckpt.storage.commit.folder import ClaimText, new_identity
+from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.location import Location, open_store
+
+__all__ = ["bucket", "environment", "gcs"]
 
 
 def test_a_dead_writers_lock_is_emptied(tmp_path: Path) -> None:
@@ -58,7 +65,7 @@ def test_what_was_renamed_meanwhile_is_left(
         path.write_bytes(b"of another")
         fcntl.flock(file, how)
 
-    monkeypatch.setattr(keys.fcntl, "lockf", lock_after_it_finished)
+    monkeypatch.setattr(conditional.fcntl, "lockf", lock_after_it_finished)
     empty_stale_lock(tmp_path, "k")
     assert (tmp_path / "k").read_bytes() == b"the manifest"
     assert path.read_bytes() == b"of another"
@@ -81,3 +88,51 @@ def test_files_of_the_user_survive_a_kill_amid_the_deletion_beside_a_claim() -> 
     outside = [key for key in there if not key.startswith(".generations/")]
     assert sorted(outside) == ["mine/zarr.json", "xckpt.json"]
     assert xckpt.open(place).verify() == []
+
+
+@pytest.mark.parametrize("store", ["memory", "bucket", "gcs"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_save_whose_keys_were_collected_is_not_committed(
+    store: str, again: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a person who names too short a time; another save may have begun there since."""
+    scheme = {"memory": "memory", "bucket": "s3", "gcs": "gs"}[store]
+    if store != "memory":
+        request.getfixturevalue(store)
+    url = f"{scheme}://bucket/collected-{again}"
+    prepare, options = KeyStaging.prepare, xckpt.SaveOptions(pack_bytes=0)
+
+    def collected(self: KeyStaging) -> None:
+        monkeypatch.setattr(KeyStaging, "prepare", prepare)
+        (left,) = xckpt.gc(url, older_than=0)
+        assert left.removed and "w/c/0" not in listed(url)
+        if again:
+            xckpt.save(url, {"v": np.ones(3)}, overwrite=True)
+        prepare(self)
+
+    monkeypatch.setattr(KeyStaging, "prepare", collected)
+    why = "another save committed" if again else "taken for a dead one.*overwrite=True"
+    with pytest.raises(xckpt.XckptError, match=why):
+        xckpt.save(url, {"w": np.arange(4)}, options=options)
+    if again:
+        assert xckpt.load(url)["v"].tolist() == [1, 1, 1]
+    else:
+        assert "xckpt.json" not in listed(url)
+        xckpt.save(url, {"w": np.arange(4)}, options=options, overwrite=True)
+    assert xckpt.open(url).verify() == []
+
+
+def test_a_claim_of_a_later_save_is_not_collected() -> None:
+    url = "memory://collected-late"
+    store, location = open_store(Location.parse(url)), Location.parse(url)
+    old = ClaimText.own("00000000" + new_identity()[8:])
+    store.write("xckpt.saving", msgspec.json.encode(old)).result()
+    (left,) = find_in_keys(location)
+    staged = msgspec.json.encode(ClaimText.own(new_identity()))
+    store.write("xckpt.saving", staged).result()
+    assert not remove_keys(location, left, 3600).removed
+    assert store.read("xckpt.saving").result().value == staged
+
+
+def listed(url: str) -> list[str]:
+    return [key.decode() for key in open_store(Location.parse(url)).list().result()]

@@ -26,7 +26,8 @@ import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST
 from xckpt.storage.commit.collect import Leftover, is_due, root_of
-from xckpt.storage.commit.folder import ClaimText
+from xckpt.storage.commit.conditional import write_if
+from xckpt.storage.commit.folder import ClaimText, new_identity
 from xckpt.storage.commit.leftovers import OwnerState
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
@@ -149,6 +150,8 @@ def _chunk_bytes(document: bytes) -> int:
 def remove_keys(location: Location, left: Leftover, older_than: float | None) -> Leftover:
     """Remove a leftover among keys, if it is due and nothing has committed it meanwhile.
 
+    The claim of a save in place is taken over first: if the save is alive it commits no more.
+
     Raises:
         StorageError: the storage refused.
     """
@@ -159,15 +162,28 @@ def remove_keys(location: Location, left: Leftover, older_than: float | None) ->
         where = left.path.removeprefix(str(location)).lstrip("/")
         place = left.target.removeprefix(str(location)).lstrip("/")
         place = f"{place}/" if place else ""
+        in_place = posixpath.basename(where) == CLAIM
+        if in_place and not _take_over(store, where, older_than, location):
+            return left
         manifest = answer(store.read(f"{place}{MANIFEST}"), location)
         there = manifest.state == "value"
         if there and where == f"{place}{root_of(manifest.value)}":
             return left
         keys = [key.decode() for key in answer(store.list(), location)]
-        if posixpath.basename(where) == CLAIM:
+        if in_place:
             own = [*(() if there else _in_place(keys, place)), where]
         else:
             own = [key for key in keys if key.startswith(f"{where}/")]
         for future in [store.write(key, None) for key in own]:
             answer(future, location)
     return replace(left, removed=True)
+
+
+def _take_over(store: ts.KvStore, key: str, older_than: float | None, location: Location) -> bool:
+    """Replace a claim by one of this process, unless it is that of a later save by now."""
+    claim = answer(store.read(key), location)
+    age = _age(_saver(claim.value))
+    if claim.state != "value" or age is None or older_than is None or age < older_than:
+        return False
+    own = msgspec.json.encode(ClaimText.own(new_identity()))
+    return bool(write_if(store, key, own, claim.stamp.generation, location))

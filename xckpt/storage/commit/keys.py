@@ -13,22 +13,17 @@ point).
    deletes leaves the old manifest in `REPLACED`, which is deleted last.
 3. If the storage does not say whether it wrote the manifest (`xckpt.storage.commit.conditional`)
    nothing that the manifest names is removed: it may still be written.
-4. To write the local key ``K`` TensorStore locks ``K.__lock``, fills it and renames it to ``K``. A
-   process killed in between leaves the file, and the next one writes over it without cutting off
-   what is longer: the key would end in a tail of the dead process's. `empty_stale_lock` prevents
-   that for the one local key that is replaced, the manifest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import posixpath
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Final
 
 import msgspec
@@ -41,12 +36,13 @@ from xckpt.core.manifest.own_keys import (
     CLAIM,
     GENERATIONS,
     MANIFEST,
+    OwnKeys,
     object_sizes,
     own_among,
 )
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import names_below, own_keys
-from xckpt.storage.commit.conditional import generation_if, write_if
+from xckpt.storage.commit.conditional import empty_stale_lock, generation_if, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
 from xckpt.storage.commit.probe import check_conditions, check_listing, find_keys, look, note_left
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -55,7 +51,7 @@ REPLACED: Final = "xckpt.replaced"
 """Key in a generation: a copy of the manifest whose data lies outside of all generations."""
 
 
-@dataclass(slots=True)
+@dataclass
 class KeyStaging:
     """A save in progress among keys."""
 
@@ -72,6 +68,8 @@ class KeyStaging:
     """`location` relative to the manifest; goes into the manifest."""
     claimed: bytes = b""
     """Generation of the key `CLAIM`, where this save has written it."""
+    claim: ts.Future[ts.KvStore.ReadResult] | None = None
+    """That key, asked for before the commit; a collection (`collect_keys`) has perhaps taken it."""
     committed: bool = False
     sent: bool = False
     """Whether the manifest was written, or may have been: the store did not deny it."""
@@ -85,8 +83,10 @@ class KeyStaging:
     """The write of a copy of the old manifest; see `_note_replaced`."""
 
     def prepare(self) -> None:
-        """Ask a bucket for what `publish` needs to know, while data is being written."""
-        if self.target.bucket and self.step is Step.GENERATION:
+        """Ask for what `publish` needs to know, while data is being written."""
+        if self.target.folder is None and self.step is Step.IN_PLACE:
+            self.claim = open_store(self.target).read(CLAIM)
+        elif self.target.bucket and self.step is Step.GENERATION:
             store = open_store(self.target)
             self.listing = store.list()
             self._note(store)
@@ -96,11 +96,12 @@ class KeyStaging:
 
         Raises:
             CheckpointExistsError: another save committed to the path meanwhile.
-            StorageError: the storage refused.
+            StorageError: the storage refused, or what was written was collected meanwhile.
         """
         with storage_errors(self.target):
             _sync(self)
             store = open_store(self.target)
+            _check_claim(self, store)
             # Listed before the commit: keys that others write after it must not be touched.
             replaced = self.replaced(store)
             replaced += self._note_replaced(store)
@@ -121,7 +122,7 @@ class KeyStaging:
                 self.sent = False
                 raise
             self.target.access.clean_up()
-            written = self._is_written(store, manifest)
+            written = _is_written(store, manifest, self.target)
             if self.target.folder is not None:
                 self.sent = written  # a file that is not there now doesn't come later
                 raise
@@ -137,23 +138,20 @@ class KeyStaging:
             f"{self.target}: another save committed here meanwhile; this one is not committed"
         )
 
-    def _is_written(self, store: ts.KvStore, manifest: bytes) -> bool:
-        """Whether the manifest is there after all; False if the store does not say."""
-        try:
-            return bool(generation_if(store, MANIFEST, manifest, self.target))
-        except Exception:
-            return False
+    @cached_property
+    def own(self) -> OwnKeys:
+        """The keys that the old manifest implies."""
+        return own_keys(self.old)
 
     def replaced(self, store: ts.KvStore) -> list[str]:
         """What the new manifest will no longer name."""
         if self.step is Step.IN_PLACE:
             return [] if self.target.bucket else [CLAIM]
         keys = self._keys(store)
-        own = own_keys(self.old)
         others = (key for key in keys if not key.startswith(f"{self.root}/"))
         notes = [store.read(key) for key in others if key.endswith(f"/{REPLACED}")]
-        kinds = [own, *(own_keys(answer(note, self.target).value) for note in notes)]
-        if CLAIM in keys and "" not in own.groups and not notes:
+        kinds = [self.own, *(own_keys(answer(note, self.target).value) for note in notes)]
+        if CLAIM in keys and "" not in self.own.groups and not notes:
             kinds.append(BY_SHAPE)  # a save in place was killed, and has left no manifest
         return own_among(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
 
@@ -167,7 +165,7 @@ class KeyStaging:
 
     def _note(self, store: ts.KvStore) -> None:
         """Begin to copy the old manifest, if a later save needs it to clean up after a kill."""
-        if self.noting is None and self.old is not None and "" in own_keys(self.old).groups:
+        if self.noting is None and self.old is not None and "" in self.own.groups:
             self.noting = store.write(f"{self.root}/{REPLACED}", self.old)
 
     def _note_replaced(self, store: ts.KvStore) -> list[str]:
@@ -271,6 +269,25 @@ def _delete_now(store: ts.KvStore, target: Location, keys: list[str]) -> dict[st
     return left
 
 
+def _is_written(store: ts.KvStore, manifest: bytes, target: Location) -> bool:
+    """Whether the manifest is there after all; False if the store does not say."""
+    with contextlib.suppress(Exception):
+        return bool(generation_if(store, MANIFEST, manifest, target))
+    return False
+
+
+def _check_claim(staging: KeyStaging, store: ts.KvStore) -> None:
+    """Refuse to commit what a collection has removed; a manifest there refuses by itself."""
+    claim, target = staging.claim, staging.target
+    if claim is None or answer(claim, target).stamp.generation == staging.claimed:
+        return
+    if answer(store.read(MANIFEST), target).stamp.generation == staging.seen:
+        raise StorageError(
+            f"{target}: this save was taken for a dead one, and what it wrote was removed: save "
+            f"again, with overwrite=True; give xckpt gc a longer time, and look at the clocks"
+        )
+
+
 def _sync(staging: KeyStaging) -> None:
     """Force what was staged in a local folder to disk."""
     folder = staging.location.folder
@@ -331,20 +348,3 @@ def _beside(target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | N
     return KeyStaging(
         Step.GENERATION, target, place, seen.stamp.generation, old, root, planned=planned
     )
-
-
-def empty_stale_lock(folder: Path, key: str) -> None:
-    """Empty the lock file of a local key, unless a living process holds it.
-
-    Raises:
-        OSError: it can be neither opened nor emptied.
-    """
-    path = folder / f"{key}.__lock"
-    with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return  # its holder fills it
-        # Only the holder of the lock renames it. It may be the key itself by now.
-        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            file.truncate(0)
