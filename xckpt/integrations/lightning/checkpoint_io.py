@@ -2,8 +2,7 @@
 
 1. In the background `XckptCheckpointIO` begins a save and returns; `ModelCheckpoint` then has older
    checkpoints removed at once, and each waits here until the save begun before it is committed.
-2. ``ckpt_path="last"`` asks for the newest: where ``last.ckpt`` is damaged, others beside it are
-   tried, the newest first. All ranks load together, so that all take the same one.
+2. All ranks load together, so that all take the same one where ``last.ckpt`` is damaged.
 """
 
 # Lightning has an environment of its own; where the types are checked, it isn't installed.
@@ -12,26 +11,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 from xckpt.api.load import load
-from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import delete, exists
 from xckpt.api.save import Path, save, save_async
 from xckpt.engine.background import SaveFuture
-from xckpt.errors import XckptError
 from xckpt.integrations.absent import absent
+from xckpt.integrations.lightning.last import resumable
 from xckpt.integrations.newest import newest_good
 from xckpt.options import LoadOptions, SaveOptions
 
 try:
     from lightning.fabric.plugins import CheckpointIO
-    from lightning.fabric.utilities.cloud_io import get_filesystem
 except ImportError as error:
-    CheckpointIO = get_filesystem = absent("lightning", error)
+    CheckpointIO = absent("lightning", error)
 
-__all__ = ["XckptCheckpointIO", "resumable"]
+__all__ = ["XckptCheckpointIO"]
 
 
 class XckptCheckpointIO(CheckpointIO):
@@ -133,21 +130,3 @@ class XckptCheckpointIO(CheckpointIO):
                 os.remove(path)
             elif exists(path):
                 delete(path)
-
-
-def resumable(path: Path) -> Iterator[str]:
-    """A checkpoint; and where it is the last one, those beside it, the newest first."""
-    yield os.fspath(path)
-    folder, name = os.path.split(os.fspath(path))
-    if name.startswith("last"):
-        names = {os.path.basename(each) for each in get_filesystem(folder).ls(folder, detail=False)}
-        beside = [os.path.join(folder, each) for each in names if each.endswith(".ckpt")]
-        yield from sorted(set(beside) - {os.fspath(path)}, key=_step, reverse=True)
-
-
-def _step(path: str) -> tuple[int, str]:
-    """The step of a checkpoint, and what to tell it by from others of that step."""
-    try:
-        return cast(int, open_checkpoint(path)["global_step"]), path
-    except (XckptError, KeyError):
-        return -1, path

@@ -15,7 +15,8 @@ from xckpt.api.load import load, load_into
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.save import Path
 from xckpt.integrations.absent import absent
-from xckpt.integrations.lightning.checkpoint_io import XckptCheckpointIO, resumable
+from xckpt.integrations.lightning.checkpoint_io import XckptCheckpointIO
+from xckpt.integrations.lightning.last import resumable
 from xckpt.integrations.newest import newest_good
 from xckpt.options import LoadOptions, SaveOptions
 
