@@ -14,6 +14,7 @@ import numpy as np
 
 from xckpt.core.geometry.shards.hint import Readers, parts_of
 from xckpt.core.names import check_dimension_names
+from xckpt.core.text.arguments import shown_value, wrong_argument
 from xckpt.core.text.shown import brief
 from xckpt.progress import Metrics, Progress
 
@@ -52,7 +53,7 @@ def _check_number(options: object, name: str, least: int, most: int | None = Non
     if not isinstance(value, int) or isinstance(value, bool):
         bytes_ = "a number of bytes, an int, such as 8 << 20 for 8 MiB"
         unit = "a number of threads or None" if name == "threads" else bytes_
-        raise TypeError(f"{_where(options, name)} takes {unit}, not {_shown(value)}")
+        raise wrong_argument(type(options).__name__, name, unit, value)
     if value < least or (most is not None and value > most):
         within = f"at least {least}" if most is None else f"in [{least:,}, {most:,}]"
         raise ValueError(f"{name} must be {within}, got {value:,}")
@@ -62,7 +63,7 @@ def check_flags(call: str, **flags: object) -> None:
     """Refuse arguments of a call that are neither True nor False: TypeError."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{call}({name}=) takes True or False, not {_shown(value)}")
+            raise wrong_argument(call, name, "True or False", value)
 
 
 def _check_functions(options: object, **takes: str) -> None:
@@ -70,16 +71,7 @@ def _check_functions(options: object, **takes: str) -> None:
     for name, what in takes.items():
         value: object = getattr(options, name)
         if value is not None and not callable(value):
-            raise TypeError(f"{_where(options, name)} takes {what}, not {_shown(value)}")
-
-
-def _where(options: object, name: str) -> str:
-    return f"{type(options).__name__}({name}=)"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"the {type(value).__name__} {text if len(text) <= 40 else text[:40] + '...'}"
+            raise wrong_argument(type(options).__name__, name, what, value)
 
 
 METRICS = "a function that is called with an xckpt.Metrics"
@@ -125,7 +117,7 @@ class StorageOptions:
         for name, kind in _STORAGE.items():
             value: object = getattr(self, name)
             if value is not None:
-                _check_limit(_where(self, name), name, kind, value)
+                _check_limit(f"{type(self).__name__}({name}=)", name, kind, value)
 
 
 _STORAGE: Final[Mapping[str, type[int] | type[float]]] = {
@@ -140,7 +132,7 @@ _STORAGE: Final[Mapping[str, type[int] | type[float]]] = {
 def _check_limit(where: str, name: str, kind: type[int] | type[float], value: object) -> None:
     if not isinstance(value, int if kind is int else (int, float)) or isinstance(value, bool):
         unit = "a number" if kind is int else "seconds"
-        raise TypeError(f"{where} takes {unit} or None, not {_shown(value)}")
+        raise TypeError(f"{where} takes {unit} or None, not {shown_value(value)}")
     if value < 0 or (value == 0 and "retries" not in name.lower()) or value != value:
         least = "at least 0" if "retries" in name.lower() else "more than 0"
         raise ValueError(f"{name} must be {least}, got {value}")
@@ -291,10 +283,10 @@ class LoadOptions(StorageOptions):
         if not isinstance(self.share_reads, str):
             check_flags("LoadOptions", share_reads=self.share_reads)
         elif self.share_reads not in ("host", "job"):
-            takes = f"takes True, False, 'host' or 'job', not {_shown(self.share_reads)}"
-            raise ValueError(f"{_where(self, 'share_reads')} {takes}")
+            takes = f"True, False, 'host' or 'job', not {shown_value(self.share_reads)}"
+            raise ValueError(f"LoadOptions(share_reads=) takes {takes}")
         if self.host is not None and not isinstance(self.host, str):
-            raise TypeError(f"{_where(self, 'host')} takes a name or None, not {_shown(self.host)}")
+            raise wrong_argument("LoadOptions", "host", "a name or None", self.host)
         _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
         _check_progress(self)
 

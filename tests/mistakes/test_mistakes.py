@@ -28,6 +28,7 @@ from tests.support.steps import steps
 from tests.support.time_limit import ALLOWANCE
 from xckpt.convert import convert
 from xckpt.errors import Problem, RankFailure, RanksFailedError
+from xckpt.planner import DefaultLoadPlanner, DefaultSavePlanner
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 
 untyped: Any = xckpt
@@ -331,6 +332,29 @@ def test_what_is_neither_true_nor_false(tmp_path: Path, call: Callable[..., obje
         message = said(TypeError, wrong)
         assert message == f"{call.__name__}({name}=) takes True or False, not the str 'no'"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "planner, given, takes",
+    [
+        (DefaultSavePlanner, {"grid": 3}, "an xckpt.planner.GridOptions, not the int 3"),
+        (DefaultSavePlanner, {"compare_replicas": "no"}, "True or False, not the str 'no'"),
+        (
+            DefaultSavePlanner,
+            {"serialise": b""},
+            "a function, not the bytes b''",
+        ),
+        (DefaultLoadPlanner, {"strict": "no"}, "True or False, not the str 'no'"),
+        (DefaultLoadPlanner, {"in_place": None}, "True or False, not the NoneType None"),
+        (DefaultLoadPlanner, {"picks": "w"}, "a function, not the str 'w'"),
+    ],
+)
+def test_a_planner_names_the_argument_that_it_cannot_take(
+    planner: Any, given: dict[str, Any], takes: str
+) -> None:
+    [name] = given
+    message = said(TypeError, lambda: planner(**given))
+    assert message == f"{planner.__name__}({name}=) takes {takes}"
 
 
 def test_a_flag_of_numpy_is_one() -> None:

@@ -16,17 +16,14 @@ import io
 import threading
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.alike import wanted_dtypes
 from xckpt.core.plan.items import LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import (
-    compare,
-    decide_load,
-    stands_for_nothing,
-    target_problems,
-)
+from xckpt.core.plan.load_checks import compare, decide_load, stands_for_nothing, target_problems
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
@@ -35,6 +32,7 @@ from xckpt.core.targets.assign import assign
 from xckpt.core.targets.find import find_targets, with_names_of
 from xckpt.core.targets.numbers import fill
 from xckpt.core.targets.objects import opaque_differences
+from xckpt.core.text.arguments import wrong_argument
 from xckpt.core.tree import FlatTree, flatten, rebuild, unflatten
 from xckpt.core.values import Deserialise, decode_content
 from xckpt.errors import PlanError
@@ -148,6 +146,7 @@ class DefaultLoadPlanner(LoadPlanner):
         picks: which leaves of the target tree are loaded, by name; the others stay as they are.
 
     Raises:
+        TypeError: another argument is of another type.
         ValueError: ``missing`` or ``unexpected`` is none of "error", "warn", "ignore".
     """
 
@@ -163,9 +162,14 @@ class DefaultLoadPlanner(LoadPlanner):
         picks: Callable[[str], bool] | None = None,
         deserialise: Deserialise | None = None,
     ) -> None:
+        for name, flag in dict[str, object](strict=strict, cast=cast, in_place=in_place).items():
+            if not isinstance(flag, bool | np.bool_):
+                raise wrong_argument("DefaultLoadPlanner", name, "True or False", flag)
+        for name, function in {"picks": picks, "deserialise": deserialise}.items():
+            if function is not None and not callable(function):
+                raise wrong_argument("DefaultLoadPlanner", name, "a function", function)
         self.strictness = Strictness.of(strict, missing, unexpected)
-        self.cast = cast
-        self.in_place = self.always_in_place = in_place
+        self.cast, self.in_place, self.always_in_place = cast, in_place, in_place
         self._new_leaves, self._picks, self._deserialise = new_leaves, picks, deserialise
         self.metadata = Metadata({})
         self.state_dict: dict[str, object] = {}
@@ -204,8 +208,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
         self._leaves = self.state_dict = dict(self._likes)
         self.is_coordinator = is_coordinator
-        hooks = "resolve_tensor", "commit_tensor"
-        self._fills_alone = all(map(self._is_default, hooks))
+        self._fills_alone = all(map(self._is_default, ("resolve_tensor", "commit_tensor")))
         likes, picks, deserialises = self._likes, self._picks, self._deserialise is not None
         if picks is not None:
             likes = {name: like for name, like in likes.items() if picks(name)}

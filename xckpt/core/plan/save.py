@@ -4,9 +4,8 @@ The default planner is thin. Each hook calls a pure function over plans:
 
 1. ``set_up_planner``: flatten the state (`xckpt.core.tree`) and have adapters describe each leaf.
 2. ``create_local_plan``: `local_plan` turns descriptions into columns.
-3. ``create_global_plan``: `xckpt.core.plan.merge.global_plan` merges all ranks' columns, lays out
-   each leaf, shares the work and gives each rank its columns back.
-4. ``finish_plan``: nothing by default.
+3. ``create_global_plan``: `xckpt.core.plan.merge.global_plan` lays out each leaf, shares the work.
+4. ``finish_plan``: leaves that transfer their data learn which boxes are theirs to write.
 5. ``resolve_data``: the local shard's view that an item asks for.
 """
 
@@ -34,6 +33,7 @@ from xckpt.core.plan.items import LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.targets.find import is_code
 from xckpt.core.text.advice import no_value
+from xckpt.core.text.arguments import wrong_argument
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
@@ -130,9 +130,11 @@ class DefaultSavePlanner(SavePlanner):
 
     Args:
         grid: target sizes of chunks and zarr shards; None for those that the storage asks for.
-        compare_replicas: also compare the contents of plain tensors and values that several ranks
-            hold under one name; costs a pass over them.
+        compare_replicas: also compare plain tensors and values of one name; costs a pass over them.
         serialise: turns a leaf that no adapter knows into bytes; by default it is refused by name.
+
+    Raises:
+        TypeError: an argument is of another type.
 
     Example:
         >>> planner = DefaultSavePlanner()
@@ -151,9 +153,14 @@ class DefaultSavePlanner(SavePlanner):
         compare_replicas: bool = False,
         serialise: Callable[[object], bytes] | None = None,
     ) -> None:
-        self.grid = grid
-        self.compare_replicas = compare_replicas
-        self.serialise = serialise
+        if not isinstance(grid, GridOptions | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise wrong_argument("DefaultSavePlanner", "grid", "an xckpt.planner.GridOptions", grid)
+        if compare_replicas not in (True, False):
+            takes = "True or False"
+            raise wrong_argument("DefaultSavePlanner", "compare_replicas", takes, compare_replicas)
+        if serialise is not None and not callable(serialise):
+            raise wrong_argument("DefaultSavePlanner", "serialise", "a function", serialise)
+        self.grid, self.compare_replicas, self.serialise = grid, compare_replicas, serialise
         self._leaves: dict[str, SourceLeaf | _PlainValue] = {}
         self._containers: Mapping[str, str] = {}
         self._storage_grid: GridOptions | None = None
@@ -173,8 +180,7 @@ class DefaultSavePlanner(SavePlanner):
         given = storage_meta if isinstance(storage_meta, GridOptions) else self.storage_meta
         self._storage_grid = given if isinstance(given, GridOptions) else None
         flat = flatten(state_dict, self.adapters)
-        self._containers = flat.containers
-        self._leaves, self._lookups = {}, {}
+        self._containers, self._leaves, self._lookups = flat.containers, {}, {}
         problems: list[str] = []
         for name, leaf in flat.leaves.items():
             try:
@@ -188,10 +194,8 @@ class DefaultSavePlanner(SavePlanner):
         source = self.adapters.describe(leaf, name)
         if source is not None:
             if len(source.shape) > MAX_RANK:
-                raise UnsupportedLeafError(
-                    f"{name}: {len(source.shape)} dimensions, and a checkpoint holds at most "
-                    f"{MAX_RANK}: reshape it first"
-                )
+                most = f"a checkpoint holds at most {MAX_RANK}: reshape it first"
+                raise UnsupportedLeafError(f"{name}: {len(source.shape)} dimensions, and {most}")
             return source
         kind = value_kind(leaf) or ("" if self.serialise is None else "opaque")
         if kind:
@@ -216,12 +220,13 @@ class DefaultSavePlanner(SavePlanner):
         digests: dict[str, bytes] = {}
         for name, leaf in self._leaves.items():
             if isinstance(leaf, _PlainValue):
-                digests[name] = hashlib.blake2b(self._bytes(leaf, name), digest_size=16).digest()
-            elif not leaf.sharded:
+                data: bytes | memoryview = self._bytes(leaf, name)
+            elif leaf.sharded:
+                continue
+            else:
                 array = np.ascontiguousarray(self.adapters.to_numpy(leaf.data(0)))
-                digests[name] = hashlib.blake2b(
-                    array.reshape(-1).view(np.uint8).data, digest_size=16
-                ).digest()
+                data = array.reshape(-1).view(np.uint8).data
+            digests[name] = hashlib.blake2b(data, digest_size=16).digest()
         return digests
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -272,10 +277,8 @@ class DefaultSavePlanner(SavePlanner):
         name = write_item.index.fqn
         leaf = self._leaves.get(name)
         if leaf is None:
-            raise PlanError(
-                f"{name}: this rank has to write it, but has no leaf of this name; a planner that "
-                f"renames or moves items must resolve them too"
-            )
+            fault = f"{name}: this rank has to write it, but has no leaf of this name"
+            raise PlanError(f"{fault}; a planner that renames or moves items must resolve them too")
         if isinstance(leaf, _PlainValue) != (write_item.tensor_data is None):
             what = f"Python {leaf.kind}" if isinstance(leaf, _PlainValue) else "tensor"
             raise PlanError(f"{name}: planned as {write_item.type.name}, but it is a {what}")
@@ -299,11 +302,10 @@ class DefaultSavePlanner(SavePlanner):
 
     def _holder(self, name: str, leaf: SourceLeaf, box: Box) -> int | None:
         """The number of the local shard that holds a box."""
-        boxes = leaf.boxes
-        if len(boxes) == 1:
-            return 0 if boxes[0].holds(box) else None
+        if len(leaf.boxes) == 1:
+            return 0 if leaf.boxes[0].holds(box) else None
         if name not in self._lookups:
-            self._lookups[name] = BoxLookup(boxes)
+            self._lookups[name] = BoxLookup(leaf.boxes)
         return self._lookups[name].holder(box)
 
     def _bytes(self, leaf: _PlainValue, name: str = "a leaf") -> bytes:
@@ -319,13 +321,12 @@ class DefaultSavePlanner(SavePlanner):
 def local_plan(
     leaves: Mapping[str, SourceLeaf | _PlainValue],
     containers: Mapping[str, str],
-    contents: Mapping[str, bytes] | None = None,
+    contents: Mapping[str, bytes],
 ) -> SavePlan:
     """The plan of a rank that holds these leaves: a row for each leaf, an item for each box.
 
     Leaves of one shape and dtype of which the rank holds the same boxes are of one kind.
     """
-    contents = contents or {}
     numbers: dict[object, int] = {}
     by_rank: dict[int, list[tuple[int, Boxes]]] = {}
     rows: list[LeafRow] = []

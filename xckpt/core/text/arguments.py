@@ -1,0 +1,22 @@
+"""What to say of an argument of another type than a call takes."""
+
+
+def wrong_argument(call: str, name: str, takes: str, value: object) -> TypeError:
+    """The error about one argument; a long value is cut.
+
+    Example:
+        >>> str(wrong_argument("LoadOptions", "host", "a name or None", 3))
+        'LoadOptions(host=) takes a name or None, not the int 3'
+    """
+    return TypeError(f"{call}({name}=) takes {takes}, not {shown_value(value)}")
+
+
+def shown_value(value: object) -> str:
+    """A value and its type, in an error.
+
+    Example:
+        >>> shown_value("no")
+        "the str 'no'"
+    """
+    text = repr(value)
+    return f"the {type(value).__name__} {text if len(text) <= 40 else text[:40] + '...'}"
