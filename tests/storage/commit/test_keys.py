@@ -15,6 +15,7 @@ import pytest
 import xckpt
 from tests.support.servers import bucket, environment, gcs
 from xckpt.storage.commit import conditional, keys
+from xckpt.storage.commit.collect import Leftover
 from xckpt.storage.commit.collect_keys import find_in_keys, remove_keys
 from xckpt.storage.commit.conditional import empty_stale_lock
 from xckpt.storage.commit.folder import ClaimText, new_identity
@@ -132,6 +133,25 @@ def test_a_claim_of_a_later_save_is_not_collected() -> None:
     store.write("xckpt.saving", staged).result()
     assert not remove_keys(location, left, 3600).removed
     assert store.read("xckpt.saving").result().value == staged
+
+
+def test_what_is_committed_while_it_is_looked_for_stays(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, found = "s3://bucket/committed-late", list[Leftover]()
+    prepare = KeyStaging.prepare
+
+    def looked_for(self: KeyStaging) -> None:
+        found.extend(find_in_keys(self.target))
+        prepare(self)
+
+    monkeypatch.setattr(KeyStaging, "prepare", looked_for)
+    xckpt.save(url, {"w": np.arange(4)})
+    there = listed(url)
+    (left,) = found
+    assert not remove_keys(Location.parse(url), left, 0).removed
+    assert listed(url) == there and "xckpt.saving" in there
+    assert xckpt.open(url).verify() == []
 
 
 def listed(url: str) -> list[str]:

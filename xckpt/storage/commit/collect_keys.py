@@ -167,8 +167,9 @@ def remove_keys(location: Location, left: Leftover, older_than: float | None) ->
             return left
         manifest = answer(store.read(f"{place}{MANIFEST}"), location)
         there = manifest.state == "value"
-        if there and where == f"{place}{root_of(manifest.value)}":
-            return left
+        named = "" if in_place else where.removeprefix(place)
+        if there and root_of(manifest.value) == named:
+            return left  # it was committed just now
         keys = [key.decode() for key in answer(store.list(), location)]
         if in_place:
             own = [*(() if there else _in_place(keys, place)), where]
