@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,21 @@ def test_many_requests_fill_one_buffer(folder: Path, start: int, count: int, mos
             else:
                 file.read_into(start, into.data)
                 assert into.tobytes() == content[start : start + count]
+
+
+def test_one_call_need_not_move_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux moves 2 GiB at most."""
+    content, pread = bytes(range(10)), os.pread
+    (tmp_path / "file").write_bytes(content)
+    file = OpenFile(tmp_path / "file")
+
+    def short(descriptor: int, count: int, position: int) -> bytes:
+        return pread(descriptor, min(count, 3), position)
+
+    monkeypatch.setattr(files.os, "pread", short)
+    assert file.whole(10) == content and file.fetch([(1, 9)]) == [content[1:9]]
+    assert (file.head(7), file.tail(20)) == (content[:7], content)
+    file.close()
 
 
 def test_an_object_that_is_not_there() -> None:

@@ -83,17 +83,17 @@ class OpenFile:
 
     def head(self, count: int) -> bytes:
         """Its first bytes; fewer if it has no more."""
-        return os.pread(self.descriptor, count, 0)
+        return self._read(0, count)
 
     def tail(self, count: int) -> bytes:
         """Its last bytes; fewer if it has no more."""
-        return os.pread(self.descriptor, count, max(0, self.most_bytes - count))
+        return self._read(max(0, self.most_bytes - count), count)
 
     def whole(self, most: int) -> bytes | None:
         """All of it; None if it is longer than ``most`` bytes."""
         if self.most_bytes > most:
             return None
-        data = os.pread(self.descriptor, self.most_bytes + 1, 0)
+        data = self._read(0, self.most_bytes + 1)
         return None if len(data) > most else data
 
     def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
@@ -104,11 +104,20 @@ class OpenFile:
         """
         parts: list[bytes] = []
         for start, stop in ranges:
-            parts.append(os.pread(self.descriptor, stop - start, start))
+            parts.append(self._read(start, stop - start))
             WORK.get().moved = time.monotonic()
             if len(parts[-1]) != stop - start:
                 raise _truncated(self._path, start, stop)
         return parts
+
+    def _read(self, position: int, count: int) -> bytes:
+        """The bytes from ``position`` on; fewer at the end. One call moves 2 GiB at most."""
+        data = os.pread(self.descriptor, count, position)
+        rest = count - len(data)
+        while rest and (more := os.pread(self.descriptor, rest, position + len(data))):
+            data += more
+            rest -= len(more)
+        return data
 
     def read_into(self, position: int, buffer: memoryview) -> None:
         """Fill a run of bytes from those at ``position``.
