@@ -30,8 +30,8 @@ from xckpt.storage.foreign.paths import FilePath, StoredPath
 from xckpt.storage.location import answer, check_process, storage_errors
 
 LONGEST_TRANSFER: Final = 1 << 26
-"""Bytes of one call; larger calls are no quicker, and after each the other ranks can be told that
-this one makes progress."""
+"""Bytes of one call; larger calls are no quicker, and after each the other ranks can hear that this
+one makes progress."""
 REQUEST_BYTES: Final = 1 << 22
 """Longest range of one request."""
 IN_FLIGHT: Final = 2

@@ -215,7 +215,7 @@ class Exchange:
             self.release(slot)
 
     def _since(self, taker: Peer) -> float:
-        """Since when an answer is owed; a taker that owes none is told of this rank's progress."""
+        """Since when an answer is owed; a taker that owes none hears of this rank's progress."""
         owed = self._owed[taker.rank]
         if owed:
             return owed[0]

@@ -192,7 +192,7 @@ def _invitation(reach: bytes) -> Invitation:
 
 
 def _next(parcels: SimpleQueue[Parcel | None], peer: Peer) -> Parcel | None:
-    """The next chunk to send; meanwhile the receiver is told that this rank makes progress."""
+    """The next chunk to send; meanwhile this rank says that it makes progress."""
     while True:
         with contextlib.suppress(Empty):
             return parcels.get(timeout=peer.beat)
