@@ -14,7 +14,7 @@ from tests.support.steps import steps
 from xckpt.mapping.infer.align import align
 from xckpt.mapping.infer.layouts import fits
 from xckpt.mapping.infer.leaves import LeafGroup, ModelLeaf, leaves_of
-from xckpt.mapping.infer.prefixes import DEEPEST_PREFIX, Explanations, Path, Prefixes
+from xckpt.mapping.infer.prefixes import DEEPEST_PREFIX, Components, Explanations, Prefixes
 from xckpt.mapping.spec import TensorSpec
 
 Names = tuple[str, str]
@@ -34,11 +34,11 @@ def groups(specs: dict[str, TensorSpec]) -> list[LeafGroup]:
     return [LeafGroup(leaf.key, (leaf,)) for leaf in leaves_of(specs)]
 
 
-def numbers(key: Path) -> tuple[int, ...]:
+def numbers(key: Components) -> tuple[int, ...]:
     return tuple(each for each in key if isinstance(each, int))
 
 
-def words(key: Path) -> Path:
+def words(key: Components) -> Components:
     return tuple(0 if isinstance(each, int) else each for each in key)
 
 
@@ -58,7 +58,7 @@ def numbers_agree(one: set[tuple[int, ...]], other: set[tuple[int, ...]]) -> boo
 def compared(sources: list[LeafGroup], targets: list[LeafGroup]) -> Ranked:
     """What `Explanations` gives, by a look at every pair of groups and of prefixes."""
 
-    def below(side: list[LeafGroup], prefix: Path, rest: Path) -> set[tuple[int, ...]]:
+    def below(side: list[LeafGroup], prefix: Components, rest: Components) -> set[tuple[int, ...]]:
         ends = [each.key[len(prefix) :] for each in side if each.key[: len(prefix)] == prefix]
         return {numbers(end) for end in ends if words(end) == words(rest)}
 

@@ -29,10 +29,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from xckpt.mapping.infer.layouts import AxisLayout, fits
-from xckpt.mapping.infer.leaves import LeafGroup, ModelLeaf, Path, concepts
+from xckpt.mapping.infer.leaves import Components, LeafGroup, ModelLeaf, concepts
 from xckpt.mapping.infer.prefixes import Explanations, Groups, equal_keys
 
-KEYS: dict[str, Callable[[Path], Path]] = {
+KEYS: dict[str, Callable[[Components], Components]] = {
     "same name": lambda key: key,
     "same name in other words": concepts,
 }
@@ -170,14 +170,18 @@ def _free(alignment: Alignment) -> tuple[list[ModelLeaf], list[ModelLeaf]]:
     return sources, targets
 
 
-def _singles(leaves: Iterable[ModelLeaf], key: Callable[[Path], Path]) -> list[LeafGroup]:
+def _singles(
+    leaves: Iterable[ModelLeaf], key: Callable[[Components], Components]
+) -> list[LeafGroup]:
     """Each leaf as a group of its own."""
     return [LeafGroup(key(leaf.key), (leaf,)) for leaf in leaves]
 
 
-def _stacks(leaves: Iterable[ModelLeaf], key: Callable[[Path], Path]) -> list[LeafGroup]:
+def _stacks(
+    leaves: Iterable[ModelLeaf], key: Callable[[Components], Components]
+) -> list[LeafGroup]:
     """Leaves of one shape whose keys differ in a number from 0 on."""
-    members: dict[tuple[Path, int], dict[int, ModelLeaf]] = defaultdict(dict)
+    members: dict[tuple[Components, int], dict[int, ModelLeaf]] = defaultdict(dict)
     for leaf in leaves:
         whole = key(leaf.key)
         for position, component in enumerate(whole):

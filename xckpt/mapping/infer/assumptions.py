@@ -7,16 +7,17 @@
    halves in the other.
 2. *One tensor for several*: queries, keys and values (or a gate and what it gates) lie in one
    tensor, which the two trees name or cut differently: one after the other, or head by head.
-3. *The axis of a stack*: several axes fit, and other stacks show which one.
-4. *Convolution*: with as many channels in as out and an even kernel, it may be a transposed one,
-   whose kernel some models flip.
-5. *Orientation*: all axes have one size, and no other layer of its kind shows which is first.
-6. *Scale*: a normalisation without bias stores its scale as it is, or less one.
-7. *Order of the modules*: several of one shape were paired in the order of their numbers.
-8. *Other weights by their names*: one tree calls them an average or a difference of weights, or the
+3. *Shifts and scales in one tensor*: some models have the shifts first, some the scales.
+4. *Other weights by their names*: one tree calls them an average or a difference of weights, or the
    two use contrary words (encoder and decoder), or the same words with other numbers.
-9. *A tied head*: the output's weight in one tree is the embedding of the other.
-10. *Low-rank factors*: their product counts by a factor (alpha by rank) that no tensor holds.
+5. *A tied head*: the output's weight in one tree is the embedding of the other.
+6. *Low-rank factors*: their product counts by a factor (alpha by rank) that no tensor holds.
+7. *The axis of a stack*: several axes fit, and other stacks show which one.
+8. *Convolution*: with as many channels in as out and an even kernel, it may be a transposed one,
+   whose kernel some models flip.
+9. *Orientation*: its axes may be exchanged, and no other layer of its kind shows which is first.
+10. *Scale*: a normalisation without bias stores its scale as it is, or less one.
+11. *Order of the modules*: several of one shape were paired in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xckpt.mapping.infer.align import SAME_ORDER, Pair
-from xckpt.mapping.infer.leaves import CONCEPTS, PARTS, ModelLeaf, Path
+from xckpt.mapping.infer.leaves import CONCEPTS, PARTS, Components, ModelLeaf
 from xckpt.mapping.infer.structure import IN_ORDER
 from xckpt.mapping.scaled import scaled_weights
 
@@ -55,7 +56,7 @@ class Trees:
 
     has_positions: bool
     """Whether positions are learned or added."""
-    biased: frozenset[tuple[bool, Path]]
+    biased: frozenset[tuple[bool, Components]]
     """(is it the target's, path) of the modules that have a bias."""
     scales: Mapping[str, str]
     """Name of a weight that is stored with scales -> name of these."""

@@ -36,7 +36,7 @@ class Match:
     """Leaves that belong together."""
 
     sources: tuple[str, ...]
-    """LeafMapping names; several for a stack, or where one leaf of the other tree holds several."""
+    """Mapping names; several for a stack, or where one leaf of the other tree holds several."""
     targets: tuple[str, ...]
     operations: tuple[dict[str, Any], ...]
     """The operations from source to target, as a mapping file spells them."""

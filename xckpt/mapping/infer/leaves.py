@@ -27,7 +27,7 @@ from functools import cached_property
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
 
-Path = tuple[str | int, ...]
+Components = tuple[str | int, ...]
 """Components of a name: words and numbers."""
 
 _FLAVOURS = {
@@ -96,7 +96,7 @@ class ModelLeaf:
     """The mapping name; of a part, with the slice that it is."""
     spec: TensorSpec
     """Shape and dtype."""
-    path: Path
+    path: Components
     """Components of the module that the leaf belongs to."""
     role: str
     """``weight``, ``bias``, ``mean``, ``var``, or a word of the model's own."""
@@ -124,7 +124,7 @@ class ModelLeaf:
         return cls(name, spec, path, role, flavour, name)
 
     @cached_property
-    def key(self) -> Path:
+    def key(self) -> Components:
         """Path and role: equal for leaves that are called the same."""
         return (*self.path, self.role)
 
@@ -170,7 +170,7 @@ class LeafGroup:
     Groups are compared by identity.
     """
 
-    key: Path
+    key: Components
     """The key by which it is compared."""
     leaves: tuple[ModelLeaf, ...]
     position: int | None = None
@@ -181,7 +181,7 @@ def _word(part: str) -> str:
     return re.sub(r"[^a-z0-9]", "", part.lower())
 
 
-def _components(part: str) -> Path:
+def _components(part: str) -> Components:
     """A word and the number that ends it: ``layers_0``, ``ln_1`` and ``fc1``, not ``conv2d``."""
     match = re.fullmatch(r"(.*?)_?(\d{1,18})", part)
     if match is None:
@@ -190,7 +190,7 @@ def _components(part: str) -> Path:
     return (word, number) if word else (number,)
 
 
-def concepts(key: Path) -> Path:
+def concepts(key: Components) -> Components:
     """A key with synonyms replaced by one word.
 
     Example:

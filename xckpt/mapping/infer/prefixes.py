@@ -17,21 +17,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 
 from xckpt.mapping.infer.layouts import fits
-from xckpt.mapping.infer.leaves import LeafGroup, Path
+from xckpt.mapping.infer.leaves import Components, LeafGroup
 
 DEEPEST_PREFIX = 3
 """Most components of a prefix that only one of the trees has."""
 
-Prefixes = tuple[Path, Path]
+Prefixes = tuple[Components, Components]
 """What stands before a source's key and before a target's."""
 
 Groups = tuple[LeafGroup, LeafGroup]
 """A source's group and a target's."""
 
-Numbers = frozenset[Path]
+Numbers = frozenset[Components]
 """The numbers of keys that have the same words."""
 
-Cuts = Callable[[Path], Iterable[tuple[Path, Path]]]
+Cuts = Callable[[Components], Iterable[tuple[Components, Components]]]
 """The ways to cut a key into a prefix and the rest."""
 
 
@@ -40,30 +40,30 @@ class _Tree:
 
     def __init__(self, groups: Sequence[LeafGroup]) -> None:
         self.numbers = _numbers((group.key for group in groups), _cuts)
-        self.below: dict[Path, dict[Path, LeafGroup]] = defaultdict(dict)
+        self.below: dict[Components, dict[Components, LeafGroup]] = defaultdict(dict)
         """Prefix -> rest of a key -> the group."""
-        self.before: dict[tuple[Path, int], list[Path]] = defaultdict(list)
+        self.before: dict[tuple[Components, int], list[Components]] = defaultdict(list)
         """Rest of a key and a prefix's length -> the prefixes before it."""
         for group in _alone(groups):
             for prefix, rest in _cuts(group.key):
                 self.below[prefix][rest] = group
                 self.before[rest, len(prefix)].append(prefix)
-        self.first: dict[Path, Path] = {}
+        self.first: dict[Components, Components] = {}
         """Prefix -> the first that is alike."""
-        self.alike: dict[Path, list[Path]] = defaultdict(list)
+        self.alike: dict[Components, list[Components]] = defaultdict(list)
         """The first of some prefixes -> all that are alike."""
-        seen: dict[object, Path] = {}
+        seen: dict[object, Components] = {}
         for prefix in self.below:
             first = seen.setdefault(self._content(prefix), prefix)
             self.first[prefix] = first
             self.alike[first].append(prefix)
 
-    def prefixes(self, rest: Path, longest: int) -> Iterator[Path]:
-        """The prefixes before this rest, of at most ``most`` components."""
+    def prefixes(self, rest: Components, longest: int) -> Iterator[Components]:
+        """The prefixes before this rest, of at most ``longest`` components."""
         for length in range(min(DEEPEST_PREFIX, longest) + 1):
             yield from self.before.get((rest, length), ())
 
-    def _content(self, prefix: Path) -> object:
+    def _content(self, prefix: Components) -> object:
         """Equal for prefixes that are alike."""
         return len(prefix), tuple(
             (rest, _kind(group), self.numbers[prefix, _words(rest)])
@@ -83,14 +83,14 @@ class Explanations:
         self._sources, self._targets = _Tree(sources), _Tree(targets)
         self._rests = self._explained()
 
-    def _explained(self) -> dict[Prefixes, dict[Path, None]]:
+    def _explained(self) -> dict[Prefixes, dict[Components, None]]:
         """Prefixes, the first of those that are alike -> the rests that they explain, in order."""
         here, there = self._sources, self._targets
-        holders: dict[tuple[Path, int], list[Path]] = defaultdict(list)
+        holders: dict[tuple[Components, int], list[Components]] = defaultdict(list)
         for before in here.alike:
             for rest, group in here.below[before].items():
                 holders[rest, _volume(group)].append(before)
-        rests: dict[Prefixes, dict[Path, None]] = defaultdict(dict)
+        rests: dict[Prefixes, dict[Components, None]] = defaultdict(dict)
         fitting: dict[object, bool] = {}
         numbered: dict[object, bool] = {}
         for after in there.alike:
@@ -109,7 +109,7 @@ class Explanations:
                         rests[before, after][rest] = None
         return rests
 
-    def _rests_of(self, prefixes: Prefixes) -> dict[Path, None]:
+    def _rests_of(self, prefixes: Prefixes) -> dict[Components, None]:
         before, after = prefixes
         return self._rests.get((self._sources.first[before], self._targets.first[after]), {})
 
@@ -125,7 +125,7 @@ class Explanations:
         Args:
             is_free: whether a group has no counterpart yet; once False, it stays False.
         """
-        ranked: dict[tuple[int, int], dict[Path, list[Path]]] = {}
+        ranked: dict[tuple[int, int], dict[Components, list[Components]]] = {}
         for (before, after), rests in self._rests.items():
             of_rank = ranked.setdefault((-len(rests), len(before) + len(after)), {})
             of_rank.setdefault(before, []).append(after)
@@ -133,12 +133,12 @@ class Explanations:
             yield from self._of_rank(ranked[rank], is_free)
 
     def _of_rank(
-        self, firsts: dict[Path, list[Path]], is_free: Callable[[LeafGroup], bool]
+        self, firsts: dict[Components, list[Components]], is_free: Callable[[LeafGroup], bool]
     ) -> Iterator[Prefixes]:
         """The pairs of prefixes alike to these that explain free groups, by their spelling."""
         here, there = self._sources, self._targets
 
-        def is_open(tree: _Tree, prefix: Path, prefixes: Prefixes) -> bool:
+        def is_open(tree: _Tree, prefix: Components, prefixes: Prefixes) -> bool:
             return any(is_free(tree.below[prefix][rest]) for rest in self._rests_of(prefixes))
 
         left = {
@@ -148,7 +148,7 @@ class Explanations:
         for before in sorted((each for first in firsts for each in here.alike[first]), key=repr):
             first = here.first[before]
             if any(is_open(here, before, (before, after)) for after in firsts[first]):
-                is_left: list[Path] = []
+                is_left: list[Components] = []
                 for after in left[first]:
                     if is_open(there, after, (before, after)):
                         is_left.append(after)
@@ -217,34 +217,34 @@ def _volume(group: LeafGroup) -> int:
     return prod(group.leaves[0].shape) * len(group.leaves)
 
 
-def _cuts(key: Path) -> Iterator[tuple[Path, Path]]:
+def _cuts(key: Components) -> Iterator[tuple[Components, Components]]:
     """Prefix and rest; besides the role a word is left: numbers alone say nothing."""
     for length in range(min(DEEPEST_PREFIX, len(key) - 2) + 1):
         if any(isinstance(component, str) for component in key[length:-1]):
             yield key[:length], key[length:]
 
 
-def _whole(key: Path) -> Iterator[tuple[Path, Path]]:
+def _whole(key: Components) -> Iterator[tuple[Components, Components]]:
     """No prefix, and all of the key."""
     yield (), key
 
 
 def _alone(groups: Iterable[LeafGroup]) -> list[LeafGroup]:
     """The groups that alone have their key."""
-    by_key: dict[Path, list[LeafGroup]] = defaultdict(list)
+    by_key: dict[Components, list[LeafGroup]] = defaultdict(list)
     for group in groups:
         by_key[group.key].append(group)
     return [same_key[0] for same_key in by_key.values() if len(same_key) == 1]
 
 
-def _words(key: Path) -> Path:
+def _words(key: Components) -> Components:
     """A key with all its numbers replaced by 0."""
     return tuple(0 if isinstance(component, int) else component for component in key)
 
 
-def _numbers(keys: Iterable[Path], cuts: Cuts) -> dict[Prefixes, Numbers]:
+def _numbers(keys: Iterable[Components], cuts: Cuts) -> dict[Prefixes, Numbers]:
     """Prefix and words of a rest -> the numbers of all rests that have these words."""
-    numbers: dict[Prefixes, set[Path]] = defaultdict(set)
+    numbers: dict[Prefixes, set[Components]] = defaultdict(set)
     for key in keys:
         words = _words(key)
         for prefix, rest in cuts(key):

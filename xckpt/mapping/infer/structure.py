@@ -29,12 +29,13 @@ from itertools import chain, product
 
 from xckpt.mapping.infer.align import SAME_ORDER, Alignment, Doubt
 from xckpt.mapping.infer.layouts import layouts
-from xckpt.mapping.infer.leaves import CONCEPTS, LeafGroup, ModelLeaf, Path
+from xckpt.mapping.infer.leaves import CONCEPTS, Components, LeafGroup, ModelLeaf
 
 IN_ORDER = "same shapes in order"
 """Why modules are paired: equally many of one shape on both sides, without a contradiction."""
 
-ROLES = frozenset(("weight", "bias", "mean", "var"))
+OF_A_MODULE = frozenset(("weight", "bias", "mean", "var"))
+"""Roles that the leaves of a module have."""
 IGNORED = frozenset(("numbatchestracked",))
 """Leaves that only one framework's modules have."""
 _GENERIC = """
@@ -55,7 +56,7 @@ MOST_COMPARISONS = 4_000_000
 class _Module:
     """Leaves with one path, by role. Modules are compared by identity."""
 
-    path: Path
+    path: Components
     leaves: Mapping[str, ModelLeaf]
 
     @property
@@ -126,7 +127,7 @@ def match_modules(alignment: Alignment) -> None:
 
 def _modules(alignment: Alignment, leaves: Iterable[ModelLeaf]) -> list[_Module]:
     """Modules that are left whole."""
-    by_path: dict[Path, list[ModelLeaf]] = defaultdict(list)
+    by_path: dict[Components, list[ModelLeaf]] = defaultdict(list)
     for leaf in leaves:
         if leaf.role not in IGNORED:
             by_path[leaf.path].append(leaf)
@@ -135,7 +136,7 @@ def _modules(alignment: Alignment, leaves: Iterable[ModelLeaf]) -> list[_Module]
         module
         for module in modules
         if "weight" in module.leaves
-        and module.leaves.keys() <= ROLES
+        and module.leaves.keys() <= OF_A_MODULE
         and len(module.leaves) == len(by_path[module.path])
         and alignment.are_free(module.all_leaves)
     ]
@@ -154,9 +155,9 @@ def _numbers(module: _Module) -> tuple[int, ...]:
     return tuple(each for each in module.path if isinstance(each, int))
 
 
-def _parents(alignment: Alignment) -> dict[Path, set[Path]]:
+def _parents(alignment: Alignment) -> dict[Components, set[Components]]:
     """Path of a source's module -> the target's that pairs of leaves below them show it to be."""
-    parents: dict[Path, set[Path]] = defaultdict(set)
+    parents: dict[Components, set[Components]] = defaultdict(set)
     for pair in alignment.pairs:
         if pair.axis is not None:
             continue
@@ -180,12 +181,12 @@ class _Fit:
 
     def __init__(
         self,
-        parents: Mapping[Path, set[Path]],
+        parents: Mapping[Components, set[Components]],
         sources: Iterable[_Module],
         targets: Iterable[_Module],
     ) -> None:
         self._parents = parents
-        named = set[Path]().union(*parents.values())
+        named = set[Components]().union(*parents.values())
         above = {path: frozenset(of) for path, of in parents.items() if path}
         self._sources = _kinds({each: above.get(each.path[:-1]) for each in sources})
         parent_paths = ((each, each.path[:-1]) for each in targets)
