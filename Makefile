@@ -111,7 +111,7 @@ $(DOCS_STAMP): $(STAMP)
 	rm -rf $(DOCS_VENV)
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $(DOCS_CONSTRAINTS)
-	$(BIN)/python -c '$(SITE_PACKAGES)' > "$$($(DOCS_VENV)/bin/python -c '$(SITE_PACKAGES)')/tests.pth"
+	{ $(BIN)/python -c '$(SITE_PACKAGES)'; echo "$(CURDIR)"; } > "$$($(DOCS_VENV)/bin/python -c '$(SITE_PACKAGES)')/tests.pth"
 	@touch $@
 
 $(FUZZ_STAMP): $(FUZZ_CONSTRAINTS) $(STAMP)
@@ -268,7 +268,7 @@ fuzz: $(FUZZ_STAMP)
 
 # The site, in build/docs/site: every link of it is followed, and a warning is an error. No network is needed.
 docs: $(DOCS_STAMP)
-	PYTHONPATH=. $(DOCS_VENV)/bin/python -m docs.site.build build/docs
+	$(DOCS_VENV)/bin/python -m docs.site.build build/docs
 	@echo "build/docs/site/index.html"
 
 # What its search finds, its names, its copies for assistants.
