@@ -31,7 +31,8 @@ def gc(
     An owner is certainly *dead* if the system that it ran on says so: whatever the host name
     was, its lock is free and the system is still the same, or it was started again since. Another
     host's may be alive: such leftovers are removed only with ``older_than``, which must be longer
-    than any save or conversion takes. In a bucket that holds for all of them. Remains that a
+    than any save or conversion takes. In a bucket that holds for all of them; a save to a free path
+    of it that is alive after all fails, for its claim is taken over first. Remains that a
     conversion could resume from are removed too.
 
     Args:
