@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xckpt
-from tests.support.servers import environment, gcs, s3
+from tests.support.servers import environment, gcs, new_place, s3
 from tests.support.states import LAYOUTS, everything, expected, same
 from xckpt.storage import copy_checkpoint
 from xckpt.storage.commit.remove import Hidden
@@ -24,13 +24,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(params=["folder", "memory", "s3", "gcs"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def home(request: pytest.FixtureRequest) -> str:
     """A place of its own, to which names can be appended."""
-    if request.param == "folder":
-        return str(tmp_path / "home")
-    if request.param == "memory":
-        return f"memory://places-{next(_numbers)}"
-    return f"{request.getfixturevalue(request.param)}/places-{next(_numbers)}"
+    return new_place(request)
 
 
 def keys(path: str) -> list[str]:

@@ -6,7 +6,6 @@ Each works, or is an error with a name; no step goes that is to be kept.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import resource
@@ -25,7 +24,7 @@ import tensorstore as ts
 
 import xckpt
 from tests.support.forked import IN_A_CHILD
-from tests.support.servers import environment, gcs, s3
+from tests.support.servers import environment, gcs, new_place, s3
 from xckpt.core.run.keeping import kept
 from xckpt.core.run.record import StepRecord
 from xckpt.policies import All, EverySteps, KeepPolicy, Latest, Temporary
@@ -40,14 +39,9 @@ __all__ = ["environment", "gcs", "s3"]
 REPOSITORY = Path(__file__).parent.parent.parent
 
 
-_roots = itertools.count()
-
-
 @pytest.fixture(params=["folder", "s3", "gcs"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "folder":
-        return str(tmp_path / "run")
-    return f"{request.getfixturevalue(request.param)}/attacked-{next(_roots)}"
+def root(request: pytest.FixtureRequest) -> str:
+    return new_place(request)
 
 
 def state_of(step: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import xckpt
-from tests.support.servers import environment, gcs, s3
+from tests.support.servers import environment, gcs, new_place, s3
 from xckpt.core.manifest.own_keys import GENERATIONS
 from xckpt.policies import EveryMinutes, EverySteps, Latest
 from xckpt.storage.location import Location, open_store
@@ -26,12 +26,8 @@ _roots = itertools.count()
 
 
 @pytest.fixture(params=["folder", "memory", "s3", "gcs"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "folder":
-        return str(tmp_path / "run")
-    if request.param == "memory":
-        return f"memory://clocks-{next(_roots)}"
-    return f"{request.getfixturevalue(request.param)}/clocks-{next(_roots)}"
+def root(request: pytest.FixtureRequest) -> str:
+    return new_place(request)
 
 
 class Clock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import itertools
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from click.testing import CliRunner
 
 import xckpt
 from tests.support.fork_server import context
-from tests.support.servers import environment, s3
+from tests.support.servers import environment, new_place, s3
 from xckpt.cli.commands import commands
 from xckpt.policies import All, Best, EverySteps, Latest, Moment, OnPreemption, OnSteps
 from xckpt.storage import run_steps
@@ -27,17 +26,12 @@ from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "s3"]
 
-_roots = itertools.count()
 ALWAYS = EverySteps(1)
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "folder":
-        return str(tmp_path / "run")
-    if request.param == "memory":
-        return f"memory://manager-{next(_roots)}"
-    return f"{request.getfixturevalue(request.param)}/manager-{next(_roots)}"
+def root(request: pytest.FixtureRequest) -> str:
+    return new_place(request)
 
 
 def state_of(step: int) -> dict[str, Any]:

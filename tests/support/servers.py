@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import boto3
 import pytest
@@ -16,7 +18,21 @@ from tests.support.faulty_bucket import FaultyBucket, in_front_of
 from tests.support.gcs_server import GCSServer
 from xckpt.storage.location import forget_contexts
 
-__all__ = ["bucket", "environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
+__all__ = ["bucket", "environment", "faulty_gcs", "faulty_s3", "gcs", "new_place", "s3"]
+
+_numbers = itertools.count()
+
+
+def new_place(request: pytest.FixtureRequest) -> str:
+    """A path or URL where nothing is, of the kind that a fixture's parameter names.
+
+    That is "folder", "memory", or the name of a fixture of a bucket.
+    """
+    if request.param == "folder":
+        folder: Path = request.getfixturevalue("tmp_path")
+        return str(folder / "place")
+    bucket = "memory:/" if request.param == "memory" else request.getfixturevalue(request.param)
+    return f"{bucket}/place-{next(_numbers)}"
 
 
 @pytest.fixture(scope="module")
