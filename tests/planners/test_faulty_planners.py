@@ -174,7 +174,7 @@ def refused(
         (change("w", boxed((0, 0), (5, 3))), "w: [4, 5) x [0, 3) is held twice"),
         (change("w", boxed((0,), (4,))), "w: a box of 1 dimensions in a tensor of shape (8, 3)"),
         (change("w", as_half), "w: dtype float"),
-        (change("w", as_float31), "w: dtype 'float31', which is no name of the format's"),
+        (change("w", as_float31), "w: dtype 'float31', which is not a name that the format has"),
         (rename("w", "v"), "w: [0, 4) x [0, 3) is held by no rank"),
         (rename("own0", "mine"), "mine: this rank has to write it, but has no leaf of this"),
         (rename("name0", "mine"), "mine: this rank has to write it, but has no leaf of this"),

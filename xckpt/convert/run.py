@@ -317,7 +317,7 @@ def _check_executor(executor: Executor | None, paths: Sequence[str]) -> None:
     """Refuse what cannot work and start the workers, before anything is opened.
 
     Raises:
-        TypeError: it is no executor.
+        TypeError: it is not an executor.
         StorageError: the workers could not reach this process's memory.
     """
     if executor is None:

@@ -6,7 +6,7 @@ rank waits for one that has failed:
 1. A rank on which the step raises still takes part: its failure travels in the gather.
 2. The coordinator looks at all outcomes; its verdict goes to every rank with the scatter or the
    broadcast that the step needs anyway.
-3. While a rank works at its part, or the coordinator at its decision, the others are told that it
+3. While a rank works at its part, or the coordinator at its decision, the others hear that it
    makes progress (`xckpt.engine.ranks.alive`); a rank that works at its part learns of lost ranks.
 4. If any rank failed, every rank raises the same error: of the class of the one cause, or a
    `RanksFailedError` (`xckpt.errors`). In a group of one, the exception itself is raised.

@@ -45,7 +45,7 @@ class OwnFiles:
     place: Path
     """The file that it is, or the folder that it lies in."""
     files: tuple[Path, ...]
-    """The file without which the others are no checkpoint comes first."""
+    """The file without which the others are not a checkpoint comes first."""
 
     @property
     def single(self) -> bool:

@@ -36,7 +36,7 @@ def newest_good(paths: Iterable[str], load: Callable[[str], T]) -> T:
         load: called with a path.
 
     Raises:
-        XckptError: what ``load`` raised, if that is no damage, or there is one path.
+        XckptError: what ``load`` raised, if that is not damage, or there is one path.
         CorruptCheckpointError: all are damaged.
 
     Example:

@@ -35,7 +35,7 @@ RESOLVED = 0.6
 
 
 def check_mapping(mapping: object, call: str) -> None:
-    """Refuse an argument of a call that is no mapping.
+    """Refuse an argument of a call that is not a mapping.
 
     Raises:
         TypeError: it is none, nor None.

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.spreads import on_meshes
 from tests.support.tilings import holders, tiled_shapes
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.spread import Listed, MeshProcesses, OnMesh, Processes, Spread, Whole
 
 NUMBERS = st.permutations(range(3, 15))
 """The framework's numbers of the ranks; a mesh may have some of them, in any order."""
+MESHES = on_meshes(range(3, 15))
 NINE = list(range(2, 11))
-
-
-@st.composite
-def meshes(draw: st.DrawFn) -> OnMesh:
-    axes = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-    while prod(axes) > 12:
-        axes = axes[1:]
-    numbers = np.array(draw(NUMBERS)[: prod(axes)], np.int64).reshape(axes)
-    shape = tuple(draw(st.lists(st.integers(0, 13), max_size=3)))
-    cuts: list[tuple[int, ...]] = [()] * len(shape)
-    for axis in draw(st.permutations(range(len(axes)))):
-        dim = draw(st.none() | st.integers(0, len(shape) - 1)) if shape else None
-        if dim is not None:
-            cuts[dim] = (*cuts[dim], axis)
-    return OnMesh(shape, MeshProcesses("torch", numbers), tuple(cuts))
 
 
 def cut(spread: OnMesh, coordinate: tuple[int, ...]) -> list[list[int]]:
@@ -50,7 +35,7 @@ def indices(box: Box) -> list[list[int]]:
 
 
 @example(OnMesh((13,), MeshProcesses("torch", np.array([[5, 3, 9], [4, 6, 7]])), ((0, 1),)), NINE)
-@given(meshes(), NUMBERS)
+@given(MESHES, NUMBERS)
 def test_a_mesh_cuts_each_dimension_by_ceiling_division(spread: OnMesh, numbers: list[int]) -> None:
     processes = Processes("torch", np.array(numbers))
     held = spread.held(processes)
@@ -83,7 +68,7 @@ def test_a_list_is_what_was_listed(
     assert list(zip(held[0].tolist(), held[1], strict=True)) == pairs
 
 
-@given(meshes() | lists().map(lambda case: case[1]) | st.just(Whole((3, 0))), NUMBERS)
+@given(MESHES | lists().map(lambda case: case[1]) | st.just(Whole((3, 0))), NUMBERS)
 def test_each_rank_holds_its_part_of_what_all_hold(spread: Spread, numbers: list[int]) -> None:
     processes = Processes("torch", np.array(numbers))
     held = spread.held(processes)
@@ -94,7 +79,7 @@ def test_each_rank_holds_its_part_of_what_all_hold(spread: Spread, numbers: list
         assert own == held[1].take(held[0] == rank)
 
 
-@given(meshes() | lists().map(lambda case: case[1]), NUMBERS, st.sampled_from(["jax", "xla", ""]))
+@given(MESHES | lists().map(lambda case: case[1]), NUMBERS, st.sampled_from(["jax", "xla", ""]))
 def test_other_processes_are_not_known(
     spread: OnMesh | Listed, numbers: list[int], framework: str
 ) -> None:
@@ -115,7 +100,7 @@ def test_ranks_are_places_among_the_numbers(numbers: list[int], asked: list[int]
         assert found is None
 
 
-@given(*[meshes() | lists().map(lambda case: case[1]) | st.just(Whole((3, 0)))] * 2)
+@given(*[MESHES | lists().map(lambda case: case[1]) | st.just(Whole((3, 0)))] * 2)
 def test_what_is_said_is_equal_where_all_is(one: Spread, other: Spread) -> None:
     assert (one.says() == other.says()) == (facts(one) == facts(other))
 

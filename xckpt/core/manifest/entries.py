@@ -6,7 +6,7 @@
 3. `documents` gives the zarr.json of each array and of each folder above one. They follow from the
    manifest byte for byte, so a reader compares instead of parsing: what differs was edited.
    TensorStore never opens a document that a checkpoint holds; it is given the metadata made here.
-   Who writes an array's first chunk writes its document; the coordinator all else (`DocumentTree`).
+   An array's first chunk brings its document; the coordinator writes the others (`DocumentTree`).
 
 An array's document has ``shape``, a regular chunk grid and ``bytes`` (little-endian), with
 ``crc32c`` behind it if the checkpoint asks for it, and ``sharding_indexed`` around both where a

@@ -52,7 +52,7 @@ MAX_PACK_BYTES: Final = 1 << 29
 SMALL_CHUNK: Final = 1 << 18
 """A chunk up to this size, bytes, takes as long as any smaller one where it is an object."""
 FEW_OBJECTS: Final = 256
-"""Up to this many small objects are no burden, and any zarr reader lists them."""
+"""Up to this many small objects cost little, and any zarr reader lists them."""
 
 Kind = tuple[str, Shape, Shape, Shape | None]
 """What leaves that are one array have in common: dtype, shape, chunk, zarr shard."""

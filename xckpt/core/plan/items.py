@@ -338,7 +338,7 @@ def _item_problem(item: WriteItem, first: WriteItem) -> str:
             return "one item is of a tensor, another of a Python value"
         return "" if item.kind == first.kind else f"kind {first.kind} and kind {item.kind}"
     if (dtype := data.properties.dtype) not in DTYPES:
-        return f"dtype {dtype!r}, which is no name of the format's, such as 'float16'"
+        return f"dtype {dtype!r}, which is not a name that the format has, such as 'float16'"
     if not len(data.chunk.offsets) == len(data.chunk.sizes) == len(data.size):
         return f"a box of {len(data.chunk.sizes)} dimensions in a tensor of shape {data.size}"
     if data.properties != other.properties:

@@ -39,7 +39,7 @@ class Work:
     moved: float = field(default_factory=time.monotonic)
     """When it last made progress, by `time.monotonic`."""
     is_heard: bool = False
-    """Whether other ranks are told of it."""
+    """Whether other ranks hear of it."""
     failures: Sequence[RankFailure] = ()
     """Why it is in vain, once that is known."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.spreads import on_meshes
 from tests.support.tilings import holders, tiled_shapes
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions
@@ -42,23 +42,6 @@ Everywhere = tuple[tuple[int, ...], str, Spread | None]
 
 
 @st.composite
-def on_meshes(draw: st.DrawFn, ranks: int) -> OnMesh:
-    """A tensor cut over a mesh of some of the processes, evenly or not."""
-    axes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
-    while prod(axes) > ranks:
-        axes[axes.index(max(axes))] -= 1
-    chosen = draw(st.permutations(range(ranks)))[: prod(axes)]
-    numbers = np.array(chosen, np.int64).reshape(axes) + FIRST
-    shape = tuple(draw(st.lists(st.integers(0, 13), max_size=3)))
-    cuts: list[tuple[int, ...]] = [()] * len(shape)
-    for axis in draw(st.permutations(range(len(axes)))):
-        dim = draw(st.none() | st.integers(0, len(shape) - 1)) if shape else None
-        if dim is not None:
-            cuts[dim] = (*cuts[dim], axis)
-    return OnMesh(shape, MeshProcesses("torch", numbers), tuple(cuts))
-
-
-@st.composite
 def listed(draw: st.DrawFn, ranks: int) -> Everywhere:
     """A tensor in any boxes, each on some ranks."""
     shape, boxes = draw(tiled_shapes())
@@ -80,7 +63,9 @@ FIRST = 3
 def states(draw: st.DrawFn) -> tuple[int, dict[str, Everywhere]]:
     """Some tensors on some ranks; several of each kind."""
     ranks = draw(st.integers(1, 6))
-    mesh = on_meshes(ranks).map(lambda spread: (spread.shape, "int32", spread))
+    mesh = on_meshes(range(FIRST, FIRST + ranks)).map(
+        lambda spread: (spread.shape, "int32", spread)
+    )
     whole = st.lists(st.integers(0, 9), max_size=2).map(lambda shape: (tuple(shape), "int32", None))
     kinds = draw(st.lists(mesh | listed(ranks) | whole, min_size=1, max_size=4))
     chosen = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=8))
