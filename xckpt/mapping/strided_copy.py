@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
+from xckpt.core.targets.casting import castable
 
 Ints = tuple[int, ...]
 Strides = tuple[Ints, ...]
@@ -91,11 +92,7 @@ class Arithmetic:
 def _cast(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     if values.dtype.kind == "c" and target.kind != "c":
         values = np.real(values)
-    try:
-        return values.astype(target, copy=False)
-    except TypeError:
-        # ml_dtypes has no cast between some small types; float32 has all of their values.
-        return values.astype(np.float32).astype(target)
+    return castable(values, target).astype(target, copy=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,13 @@ import xckpt
 from tests.support.states import SIGNALLING, signalling_nans
 from xckpt.convert import convert
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.targets.casting import CastingCopies, Spoiled, is_exact_cast, spoiled_elements
+from xckpt.core.targets.casting import (
+    CastingCopies,
+    Spoiled,
+    castable,
+    is_exact_cast,
+    spoiled_elements,
+)
 from xckpt.errors import MappingError, TreeMismatchError
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.operations import Cast, Scale
@@ -36,10 +42,7 @@ def casts(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
             values = np.array([int(n) if math.isfinite(n) else 0 for n in numbers], object)
             info = np.iinfo(before)
             values = np.clip(values, info.min, info.max).astype(DTYPES[before])
-        try:
-            return values, values.astype(DTYPES[after])
-        except TypeError:  # ml_dtypes has no such cast
-            return values, values.astype(np.float32).astype(DTYPES[after])
+        return values, castable(values, DTYPES[after]).astype(DTYPES[after])
 
 
 @given(casts())
@@ -78,6 +81,16 @@ def test_a_signalling_nan_is_a_nan_and_no_warning(before: str, after: str) -> No
     assert (None if found is None else found.tolist()) == (nans if after == "int8" else None)
 
 
+@pytest.mark.parametrize("before", REAL)
+def test_every_type_is_cast_to_every_other(before: str) -> None:
+    values = np.ones((2, 3), DTYPES[before])  # 1 is a value of all of them
+    for after in DTYPES:
+        target, copies = np.zeros((2, 3), DTYPES[after]), CastingCopies()
+        copies.copy("w", target, values, (0, 0))
+        copies.check()
+        assert (target == np.ones((), DTYPES[after])).all(), (before, after)
+
+
 @given(st.lists(st.integers(-300, 300), min_size=1, max_size=12), st.integers(1, 12))
 def test_parts_are_counted_as_the_whole(numbers: list[int], cut: int) -> None:
     values = np.array(numbers)
@@ -108,6 +121,16 @@ def test_a_load_refuses_what_overflows(tmp_path: Path) -> None:
         )
         assert "n: 1 element does not fit into uint8, the first at (1,): 300" in str(caught.value)
         assert {problem.leaf for problem in caught.value.problems} == {"w", "n"}
+
+
+def test_a_load_casts_between_types_for_which_no_library_has_a_cast(tmp_path: Path) -> None:
+    saved = {"scale": np.array([0.5, 4], "float8_e8m0fnu"), "w": np.array([1, -2, 7], "int4")}
+    xckpt.save(tmp_path / "a", saved)
+    like = {"scale": np.zeros(2, "float8_e4m3fn"), "w": np.zeros(3, "int2")}
+    with pytest.raises(TreeMismatchError, match=r"w: 1 element does not fit into int2, .* \(2,\): 7"):
+        xckpt.load(tmp_path / "a", like, cast=True)
+    scale = xckpt.load(tmp_path / "a", like["scale"], at="scale", cast=True)
+    assert scale.dtype == like["scale"].dtype and scale.astype("f4").tolist() == [0.5, 4]
 
 
 def test_a_load_of_another_format_refuses_it_too(tmp_path: Path) -> None:

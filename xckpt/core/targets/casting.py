@@ -76,6 +76,18 @@ def reach(dtype: str) -> tuple[float, float, int, float]:
     return ints.min, ints.max, max(-ints.min, ints.max).bit_length() - (ints.min < 0), 1.0
 
 
+def castable(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Elements in a type that NumPy casts to another: as they are, mostly.
+
+    ml_dtypes has no cast between some small types; float32 has all of their values.
+
+    Example:
+        >>> castable(np.array([1, -2], "int4"), np.dtype("int2")).dtype
+        dtype('float32')
+    """
+    return values if np.can_cast(values.dtype, dtype, "unsafe") else values.astype(np.float32)
+
+
 def spoiled_elements(
     before: NDArray[np.generic], after: NDArray[np.generic]
 ) -> NDArray[np.bool_] | None:
@@ -216,7 +228,7 @@ class CastingCopies:
             origin: index of the first of them in the leaf.
         """
         with np.errstate(all="ignore"):
-            np.copyto(target, data, casting="unsafe")
+            np.copyto(target, castable(data, target.dtype), casting="unsafe")
         if is_exact_cast(data.dtype.name, target.dtype.name):
             return
         spoiled = Spoiled.of(data, target)
