@@ -7,6 +7,7 @@
     ├── CheckpointExistsError    (also a FileExistsError)    the path is taken already
     ├── ManifestError            (also a ValueError)         the manifest cannot be trusted
     │   ├── VersionError                                     a newer xckpt wrote it
+    │   ├── MemoryLimitError                                 it takes more than memory_bytes
     │   └── UnsafePickleError                                a pickle names a class it must not
     ├── CorruptCheckpointError   (also a ValueError)         the data differ from what was saved
     ├── TreeMismatchError        (also a ValueError)         the target does not fit
@@ -51,6 +52,7 @@ __all__ = [
     "LeafTooLargeError",
     "ManifestError",
     "MappingError",
+    "MemoryLimitError",
     "NoGroupError",
     "NotACheckpointError",
     "PathError",
@@ -126,6 +128,10 @@ class ManifestError(XckptError, ValueError):
 
 class VersionError(ManifestError):
     """The checkpoint was written by a newer version of the format."""
+
+
+class MemoryLimitError(ManifestError):
+    """The manifest takes more memory than ``memory_bytes`` allows; it may be sound."""
 
 
 class UnsafePickleError(ManifestError):

@@ -332,6 +332,18 @@ def test_help_is_quick_to_import() -> None:
     assert names.isdisjoint({"rich", "tensorstore", "torch", "jax", "zarr"})
 
 
+def test_what_the_memory_does_not_hold_is_no_fault_of_the_checkpoint(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: xckpt.Checkpoint, progress: object) -> list[object]:
+        raise xckpt.MemoryLimitError("the manifest takes more than memory_bytes")
+
+    monkeypatch.setattr(xckpt.Checkpoint, "verify", refuse)
+    result = run("verify", saved)
+    assert result.exit_code == 2 and "memory_bytes" in result.stderr
+    assert "damaged" not in result.stderr
+
+
 def test_a_pipe_that_closes_is_no_fault_of_the_checkpoint(saved: Path) -> None:
     """Exit code 1 of `verify` would say that it is damaged."""
     command = [sys.executable, "-c", CONSOLE_SCRIPT, "verify", str(saved)]

@@ -21,6 +21,7 @@ ERRORS = {
     "LeafTooLargeError",
     "ManifestError",
     "MappingError",
+    "MemoryLimitError",
     "NotACheckpointError",
     "PathError",
     "PlanError",

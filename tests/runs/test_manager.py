@@ -208,6 +208,24 @@ def test_where_all_are_damaged_no_default_hides_it(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 2
 
 
+def test_a_step_that_the_memory_does_not_hold_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older step in its place would lose the work since then, of a run that is whole."""
+    with xckpt.CheckpointManager(tmp_path, save=ALWAYS) as checkpoints:
+        for step, notes in enumerate(["short", "long" * 20_000]):
+            checkpoints.save(step, state_of(step), metadata={"notes": notes})
+    for module in ("core.manifest.memory", "storage.run_steps"):
+        monkeypatch.setattr(f"xckpt.{module}.LEAST_LIMIT", 1)
+    small, large = (xckpt.LoadOptions(memory_bytes=size) for size in (100_000, 1 << 24))
+    with xckpt.CheckpointManager(tmp_path, save=ALWAYS, load_options=small) as again:
+        with pytest.raises(xckpt.MemoryLimitError, match=r"raise LoadOptions\(memory_bytes=\)"):
+            again.restore(state_of(0), default=state_of(0))
+        assert again.skipped == () and again.restore(step=0)["step"] == 0
+    with xckpt.CheckpointManager(tmp_path, save=ALWAYS, load_options=large) as again:
+        assert again.restore(state_of(0))["step"] == 1
+
+
 def test_a_target_that_does_not_fit_is_no_damage(tmp_path: Path) -> None:
     with xckpt.CheckpointManager(tmp_path, save=ALWAYS) as checkpoints:
         train(checkpoints, range(2))

@@ -44,6 +44,7 @@ from xckpt.core.text.printable import printable
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
+    MemoryLimitError,
     Problem,
     VersionError,
     XckptError,
@@ -255,7 +256,7 @@ def verify(path: str, as_json: bool) -> None:
         with progress_bar("verifying") as progress:
             problems = checkpoint.verify(progress)
         summary = holdings(checkpoint_report(path, checkpoint.manifest))
-    except VersionError:
+    except (VersionError, MemoryLimitError):
         raise
     except (CorruptCheckpointError, ManifestError) as error:
         problems = error.problems or (Problem.of(str(error)),)

@@ -20,7 +20,7 @@ from xckpt.core.manifest.memory import (
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import Sharding
 from xckpt.core.tree import DEEPEST
-from xckpt.errors import ManifestError
+from xckpt.errors import MemoryLimitError
 from xckpt.storage.array import digest_bytes
 
 COUNT = 3000
@@ -89,7 +89,7 @@ def test_what_is_above_the_limit_is_refused_by_name() -> None:
     parse(data, digest_bytes, 1)  # what takes little is always read
     copies = -(-LEAST_LIMIT // len(data)) + 1
     user = Manifest((), "", user=["[" * len(data)] * copies)
-    with pytest.raises(ManifestError, match=r"memory_bytes \(1 B\); raise LoadOptions"):
+    with pytest.raises(MemoryLimitError, match=r"memory_bytes \(1 B\); raise LoadOptions"):
         parse(encode(user, digest_bytes), digest_bytes, 1)
     # Few bytes, and many containers that only names tell.
     leaves = tuple(ValueEntry(f"a{n}/{'b/' * 60}c", "None", "") for n in range(2000))
@@ -97,7 +97,7 @@ def test_what_is_above_the_limit_is_refused_by_name() -> None:
     text = b'{"format":"xckpt","version":1,"digest":"%s","checkpoint":%s}'
     stored = text % (digest_bytes(body).hex().encode(), body)
     assert len(stored) < 1 << 20
-    with pytest.raises(ManifestError, match="the manifest of 2,000 leaves takes about"):
+    with pytest.raises(MemoryLimitError, match="the manifest of 2,000 leaves takes about"):
         parse(stored, digest_bytes, 1)
 
 

@@ -127,7 +127,9 @@ def test_a_load_casts_between_types_for_which_no_library_has_a_cast(tmp_path: Pa
     saved = {"scale": np.array([0.5, 4], "float8_e8m0fnu"), "w": np.array([1, -2, 7], "int4")}
     xckpt.save(tmp_path / "a", saved)
     like = {"scale": np.zeros(2, "float8_e4m3fn"), "w": np.zeros(3, "int2")}
-    with pytest.raises(TreeMismatchError, match=r"w: 1 element does not fit into int2, .* \(2,\): 7"):
+    with pytest.raises(
+        TreeMismatchError, match=r"w: 1 element does not fit into int2, .* \(2,\): 7"
+    ):
         xckpt.load(tmp_path / "a", like, cast=True)
     scale = xckpt.load(tmp_path / "a", like["scale"], at="scale", cast=True)
     assert scale.dtype == like["scale"].dtype and scale.astype("f4").tolist() == [0.5, 4]

@@ -18,6 +18,7 @@ from xckpt.errors import (
     CheckpointReplacedError,
     CorruptCheckpointError,
     ManifestError,
+    MemoryLimitError,
     NotACheckpointError,
     RanksFailedError,
     StorageError,
@@ -28,6 +29,8 @@ from xckpt.errors import (
 State = TypeVar("State")
 """What a load returns."""
 
+SOUND = (VersionError, MemoryLimitError)
+"""Errors of a load of what may be sound: an older step in its place would lose work in silence."""
 DAMAGE = (CorruptCheckpointError, ManifestError, NotACheckpointError, CheckpointReplacedError)
 """Errors of a load if a step is not what was saved, or is deleted while it is read."""
 GONE = (NotACheckpointError, CheckpointReplacedError)
@@ -146,4 +149,4 @@ def is_damage(error: XckptError, kinds: tuple[type[XckptError], ...] = DAMAGE) -
         known = {kind.__name__ for kind in kinds}
         causes = [each for each in error.failures if not each.is_consequence]
         return bool(causes) and all(each.cause in known for each in causes)
-    return isinstance(error, kinds) and not isinstance(error, VersionError)
+    return isinstance(error, kinds) and not isinstance(error, SOUND)

@@ -22,7 +22,7 @@ from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import Manifest, TensorEntry, leaf_arrays
 from xckpt.core.text.shown import readable_bytes
 from xckpt.core.tree import DEEPEST
-from xckpt.errors import ManifestError
+from xckpt.errors import MemoryLimitError
 
 LEAST_LIMIT: Final = 1 << 26
 """A manifest that takes no more than this (bytes) is always read."""
@@ -113,18 +113,18 @@ def check_memory(size: int, what: str, memory_bytes: int) -> None:
     """Refuse what takes more memory than the caller allows.
 
     Raises:
-        ManifestError: it does; the message names the limit and the option.
+        MemoryLimitError: it does; the message names the limit and the option.
 
     Example:
         >>> check_memory(1 << 30, "the manifest of 9 leaves", 256 << 20)
         Traceback (most recent call last):
         ...
-        xckpt.errors.ManifestError: the manifest of 9 leaves takes about 1.0 GiB of memory, more \
-than memory_bytes (256.0 MiB); raise LoadOptions(memory_bytes=), to convert \
+        xckpt.errors.MemoryLimitError: the manifest of 9 leaves takes about 1.0 GiB of memory, \
+more than memory_bytes (256.0 MiB); raise LoadOptions(memory_bytes=), to convert \
 SaveOptions(memory_bytes=)
     """
     if size > max(memory_bytes, LEAST_LIMIT):
-        raise ManifestError(
+        raise MemoryLimitError(
             f"{what} takes about {readable_bytes(size)} of memory, more than memory_bytes "
             f"({readable_bytes(memory_bytes)}); {RAISE}"
         )

@@ -25,6 +25,7 @@ from xckpt.core.tree import DEEPEST, flatten, unflatten
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
+    MemoryLimitError,
     NotACheckpointError,
     UnsafePickleError,
     UnsupportedLeafError,
@@ -123,7 +124,7 @@ def _read_metadata(folder: FilePath, memory_bytes: int) -> bytes:
         most = max(memory_bytes, LEAST_LIMIT)
         data = file.whole(most)
     if data is None:
-        raise ManifestError(f"{path}: it is over {most:,} bytes long (memory_bytes); {RAISE}")
+        raise MemoryLimitError(f"{path}: it is over {most:,} bytes long (memory_bytes); {RAISE}")
     return data
 
 

@@ -29,7 +29,7 @@ def opcodes(data: bytes, memory_bytes: int) -> Iterator[tuple[str, Any, int]]:
     r"""(name, argument, position) of each opcode.
 
     Raises:
-        ManifestError: what they make takes too much memory.
+        MemoryLimitError: what they make takes too much memory.
         ValueError: the pickle is damaged.
 
     Example:

@@ -7,7 +7,7 @@ from typing import Final
 
 from xckpt.core.manifest.memory import COPIES, LEAST_LIMIT, RAISE, check_memory, json_bytes
 from xckpt.core.text.shown import readable_bytes
-from xckpt.errors import ManifestError, StorageError
+from xckpt.errors import MemoryLimitError, StorageError
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
@@ -21,7 +21,7 @@ def read_json(path: FilePath, memory_bytes: int) -> bytes:
     """The text of a file of JSON, whose objects take no more memory than is allowed.
 
     Raises:
-        ManifestError: they take more.
+        MemoryLimitError: they take more.
         StorageError: it is not a plain file, or cannot be read.
 
     Example:
@@ -37,7 +37,7 @@ def read_json(path: FilePath, memory_bytes: int) -> bytes:
         with closing(open_file(path)) as file:
             text = file.whole(most)
     if text is None:
-        raise ManifestError(
+        raise MemoryLimitError(
             f"{path}: its JSON of more than {readable_bytes(most)} takes more than memory_bytes "
             f"({readable_bytes(memory_bytes)}); {RAISE}"
         )
