@@ -64,7 +64,7 @@ def meet(invitation: Invitation, coordinator: Star, timeout: float = TIMEOUT) ->
     """Two ranks gather twice, one of them over what the invitation says; both outcomes."""
 
     def other() -> None:
-        links = reach(invitation, 1, 0)
+        links = reach(invitation, 1, 0, timeout)
         star = Star(1, 2, 0, links)
         star.begin()
         try:
@@ -86,7 +86,7 @@ def meet(invitation: Invitation, coordinator: Star, timeout: float = TIMEOUT) ->
 
 @pytest.mark.parametrize("what", STRANGERS)
 def test_a_stranger_is_hung_up_on(what: str) -> None:
-    links, invitation = invite()
+    links, invitation = invite(2)
     with connected(("localhost", invitation.port), STRANGERS[what], 3):
         done = meet(invitation, Star(0, 2, 0, links), 10)
     links.close()
@@ -96,7 +96,7 @@ def test_a_stranger_is_hung_up_on(what: str) -> None:
 
 @pytest.mark.thorough
 def test_a_thousand_silent_strangers() -> None:
-    links, invitation = invite()
+    links, invitation = invite(2)
     with connected(("localhost", invitation.port), b"", 1000):
         done = meet(invitation, Star(0, 2, 0, links), 20)
     links.close()
@@ -170,7 +170,7 @@ CARRY_ALL = ("delays", "carries single bytes")
 @pytest.mark.parametrize("what", LINES)
 def test_a_line_between_ranks(what: str) -> None:
     """It works, or both ends are errors in time that name the other."""
-    links, invitation = invite()
+    links, invitation = invite(2)
     line = Line(invitation.port, LINES[what])
     invitation = Invitation(invitation.token, "elsewhere", line.port, ["localhost"])
     began = time.monotonic()

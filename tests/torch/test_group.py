@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,6 +232,25 @@ def test_a_rank_that_connects_as_another_is_lost_names_that_one(tmp_path: Path) 
     for ok, answer in answers:
         assert ok, answer
         assert answer[1] == [2] and "killed" in answer[0], answer
+
+
+def on_rank_connects_to_one_without_files(rank: int) -> str:
+    """The coordinator's system allows it no more open files than it has."""
+    group: Any = dist.new_group()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(resource, "getrlimit", lambda _: (8, 8))
+        with pytest.raises(RanksFailedError) as caught:
+            all_reduce(TorchGroup(group, 1), "plan", lambda: b"", lambda _: b"")
+    dist.barrier()
+    return str(caught.value)
+
+
+def test_a_coordinator_that_cannot_hold_all_connections_says_so_on_all(four_ranks: Ranks) -> None:
+    first, *others = four_ranks.run(on_rank_connects_to_one_without_files)
+    assert "rank 1: OSError: [Errno 24] 4 ranks connect to this one" in first
+    assert "its hard limit is 8. Raise it where the job is started: `ulimit -n " in first
+    assert others == [first] * 3
 
 
 def on_rank_is_silent(rank: int) -> tuple[str, float]:

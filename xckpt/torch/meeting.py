@@ -68,7 +68,7 @@ def join(
     is_coordinator = rank == coordinator
     deaths = _Deaths(group if has_gloo else None)
     meet: Callable[[_Meeting], None] = _Meeting.invite if is_coordinator else _Meeting.accept
-    meeting = _Meeting(store, rank, coordinator)
+    meeting = _Meeting(store, rank, coordinator, group.size(), timeout)
     waiting = Waiting(rank, coordinator, lambda: [coordinator])
     seconds = timeout if is_coordinator else timeout + GRACE_SECONDS
     note = partial(_leave_note, store, waiting)
@@ -98,18 +98,27 @@ def join(
 class _Meeting:
     """One rank's part, which runs in a thread."""
 
-    def __init__(self, store: dist.Store, rank: int, coordinator: int) -> None:
+    def __init__(
+        self, store: dist.Store, rank: int, coordinator: int, size: int, seconds: float
+    ) -> None:
         self.links: Links | None = None
         self.is_over = False
         """Whether the meeting was given up."""
         self._store = store
         self._rank = rank
         self._coordinator = coordinator
+        self._size = size
+        self._seconds = seconds
 
     def invite(self) -> None:
         """The coordinator: listen, and say where."""
         self._raise_noted()
-        links, invitation = invite(_server_of(self._store))
+        try:
+            links, invitation = invite(self._size, _server_of(self._store))
+        except OSError as error:
+            failures = [RankFailure.of(self._rank, error)]
+            self._store.set(NOTE, cast(str, _encode(failures)))
+            raise given_up(failures) from error
         self._store.set(INVITATION, cast(str, _encode(invitation)))
         self._take(links)
 
@@ -127,7 +136,7 @@ class _Meeting:
     def _connect(self) -> None:
         invitation = _invitation(self._store.get(INVITATION))
         try:
-            links = reach(invitation, self._rank, self._coordinator)
+            links = reach(invitation, self._rank, self._coordinator, self._seconds)
         except ConnectionError as error:
             lost = [RankFailure(self._coordinator, CLOSED, str(error))]
             raise given_up(_await_note(self._store) or lost) from error

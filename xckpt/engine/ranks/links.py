@@ -8,6 +8,7 @@ token; any other connection is closed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import selectors
@@ -22,6 +23,9 @@ from xckpt.engine.ranks.connection import ANY_LENGTH, GREETING_BYTES, Connection
 
 TOKEN_BYTES: Final = 32
 """Bytes of a token; each side shows one half to the other."""
+
+BACKLOG: Final = 4096
+"""Connections that wait to be accepted, at most; few systems have more."""
 
 _all: weakref.WeakSet[Links] = weakref.WeakSet()
 
@@ -39,6 +43,8 @@ class Links:
         self.first, self.second = token[: TOKEN_BYTES // 2], token[TOKEN_BYTES // 2 :]
         """What the ranks that connect show, and what they are answered."""
         self._listener = listener
+        self.refused = ""
+        """Why this process can accept no further connection; empty while it can."""
         self.sending: set[Connection] = set()
         """Connections that still have something to send."""
         self._strangers: set[Connection] = set()
@@ -91,12 +97,25 @@ class Links:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        with contextlib.suppress(OSError):  # it has hung up again
-            peer, _ = self._listener.accept()
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(BACKLOG):  # in one turn: a rank that works rarely looks
+                self._accept_from(self._listener)
+
+    def _accept_from(self, listener: socket.socket) -> None:
+        try:
+            peer, _ = listener.accept()
             no_delay(peer)
-            stranger = Connection(peer, GREETING_BYTES)
-            self._strangers.add(stranger)
-            self._selector.register(peer, READ, stranger)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return  # it has hung up again
+            self.refused = os.strerror(error.errno)
+            self._selector.unregister(listener)
+            raise BlockingIOError from error
+        stranger = Connection(peer, GREETING_BYTES)
+        self._strangers.add(stranger)
+        self._selector.register(peer, READ, stranger)
 
     def _greet(self, stranger: Connection) -> None:
         """Accept a connection that has shown the token; close any other."""
@@ -144,7 +163,8 @@ class Links:
     def stop_listening(self) -> None:
         """Accept no further connection."""
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            if not self.refused:
+                self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
 

@@ -144,6 +144,12 @@ class Patience:
             began += away
             self.excuse(away)
 
+    def _refused(self) -> str:
+        return (
+            f"rank {self._coordinator} could not accept its connection: {self._links.refused}; "
+            f"has that process left many files open, or do others of its machine?"
+        )
+
     def lost_of(
         self, missing: Mapping[int, None], began: float, timeout: float
     ) -> list[RankFailure]:
@@ -163,6 +169,8 @@ class Patience:
             death = self._death(rank) if link is None and now - began > TICK_SECONDS else ""
             if death:
                 lost.append(RankFailure(rank, CLOSED, KILLED.format(death)))
+            elif link is None and self._links.refused:
+                lost.append(RankFailure(rank, CLOSED, self._refused()))
             elif now >= min(heard + timeout, self.suspects.get(rank, now + 1)):
                 lost.append(RankFailure(rank, SILENT, silence(seconds)))
         return lost
