@@ -164,6 +164,8 @@ def test_numpy_by_name_is_the_default(tmp_path: Path) -> None:
         ({"framework": "jax", "device": "cpu:99"}, ValueError, "such devices here"),
         ({"framework": "jax", "device": "tpu"}, ValueError, "JAX has no such device here"),
         ({"framework": "jax", "device": "cpu:one"}, ValueError, "JAX has no such device here"),
+        ({"framework": "torch", "device": "meta"}, ValueError, "has no memory to load into; xckpt"),
+        ({"framework": "torch", "device": torch.device("meta")}, ValueError, "gives targets"),
         ({"framework": "torch", "device": "cpux"}, ValueError, "torch has no such device here"),
         ({"framework": "torch", "device": "vulkan"}, ValueError, "torch has no such device here"),
         ({"framework": "jax", "planner": DefaultLoadPlanner()}, ValueError, "your own planner"),

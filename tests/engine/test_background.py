@@ -165,8 +165,23 @@ def test_the_next_save_waits(tmp_path: Path, again: str) -> None:
 def test_what_is_no_stager_is_refused_at_once(tmp_path: Path) -> None:
     """It was an AttributeError of the thread, when the result was asked for."""
     no_stager: Any = 3
-    with pytest.raises(TypeError, match="stager= takes an AsyncStager, not a int"):
+    with pytest.raises(TypeError, match=r"stager= takes an instance of .*AsyncStager, not a int"):
         xckpt.save_async(tmp_path / "ckpt", {"w": 1}, stager=no_stager)
+    a_class: Any = BlockingAsyncStager
+    with pytest.raises(TypeError, match=r"an instance of .*AsyncStager, not BlockingAsyncStager"):
+        xckpt.save_async(tmp_path / "ckpt", {"w": 1}, stager=a_class)
+
+
+def test_a_stager_needs_no_base(tmp_path: Path) -> None:
+    """`stage` alone was taken, and the copy then lost for the want of another attribute."""
+
+    class Plain:
+        def stage(self, state: object) -> object:
+            return state
+
+    plain: Any = Plain()
+    finished(xckpt.save_async(tmp_path / "ckpt", state(1), stager=plain))
+    assert number_of(tmp_path / "ckpt") == 1
 
 
 def test_a_stager_that_fails_fails_the_save(tmp_path: Path) -> None:

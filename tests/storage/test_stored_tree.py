@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -62,6 +63,23 @@ def test_what_is_in_a_checkpoint(path: Path) -> None:
         checkpoint["modle/w"]
     with pytest.raises(KeyError, match="ckpt: model has no leaf 'v'"):
         checkpoint["model"]["v"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("key", [3, None, 1.5, ("model", "w"), b"note"])
+def test_what_is_no_name_is_no_leaf(path: Path, key: Any) -> None:
+    checkpoint = xckpt.open(path)
+    for mapping in (checkpoint, checkpoint["model"], checkpoint.metadata):
+        assert key not in mapping and mapping.get(key) is None  # type: ignore[union-attr]
+        with pytest.raises(KeyError) as raised:
+            mapping[key]  # type: ignore[index]
+        assert str(raised.value.args[0]).endswith(f"has no leaf {key!r}")
+
+
+def test_the_root_is_a_subtree_too(path: Path) -> None:
+    checkpoint = xckpt.open(path)
+    root = checkpoint[""]
+    assert isinstance(root, StoredTree) and list(root) == list(checkpoint)
+    assert "ckpt: the root: " in repr(root)
 
 
 def test_typed_getters(path: Path) -> None:

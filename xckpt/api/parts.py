@@ -57,6 +57,9 @@ class PartialLoad:
             return cls(part)
         if like is not None:
             raise ValueError("give like or framework=, not both: like says which arrays it wants")
+        if str(device) == "meta":
+            targets = f"xckpt.open(path).like({framework!r}, device='meta') gives targets"
+            raise ValueError(f"device='meta' has no memory to load into; {targets}")
         place = TargetPlace(device=device, cast=cast)
         return cls(part, leaves_of(framework_adapter(framework), lambda name: place))
 

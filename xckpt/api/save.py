@@ -273,8 +273,10 @@ def _checked(
     check_flags(call, overwrite=overwrite, no_dist=no_dist)
     options = checked_options(options, SaveOptions, call)
     check_planner(planner, SavePlanner, call)
-    if stager is not None and not callable(getattr(stager, "stage", None)):
-        raise TypeError(f"stager= takes an AsyncStager, not a {type(stager).__name__}")
+    if stager is not None:
+        what = stager.__name__ if isinstance(stager, type) else f"a {type(stager).__name__}"
+        if isinstance(stager, type) or not callable(getattr(stager, "stage", None)):
+            raise TypeError(f"stager= takes an instance of xckpt.staging.AsyncStager, not {what}")
     return options
 
 

@@ -46,12 +46,12 @@ def near_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
 
 
 def no_such_name(
-    name: str, names: Iterable[str], where: str, otherwise: str = "", what: str = "leaf"
+    name: object, names: Iterable[str], where: str, otherwise: str = "", what: str = "leaf"
 ) -> str:
     """The message about a leaf or container that does not exist.
 
     Args:
-        name: what was asked for.
+        name: what was asked for; what is no str has no near names.
         names: what there is.
         where: where it was looked for.
         otherwise: what to do where no name is near.
@@ -63,6 +63,6 @@ def no_such_name(
         >>> no_such_name("x", [], "run/10", "xckpt ls lists the leaves")
         "run/10 has no leaf 'x'; xckpt ls lists the leaves"
     """
-    near = near_names(name, names)
+    near = near_names(name, names) if isinstance(name, str) else []
     hint = f"did you mean {printable(' or '.join(near))}?" if near else otherwise
     return f"{printable(where)} has no {what} {name!r}" + (f"; {hint}" if hint else "")

@@ -246,7 +246,7 @@ def _stage(stager: AsyncStager, state: State, until: Future[Metadata]) -> Future
         else:
             copied.set_result(staged)
         has_failed = copied.done() and _failure(copied) is not None
-        if not has_failed and stager.should_synchronize_after_execute:
+        if not has_failed and getattr(stager, "should_synchronize_after_execute", False):
             stager.synchronize_staging()
     except Exception as error:
         return _failed(error)

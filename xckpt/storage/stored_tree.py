@@ -78,7 +78,7 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
         return StoredTree(
             partial(_read_inner, self._read, part),
             part.of(self.metadata),
-            f"{self._where}: {name}",
+            f"{self._where}: {name or 'the root'}",
         )
 
     def __iter__(self) -> Iterator[str]:

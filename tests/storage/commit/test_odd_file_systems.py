@@ -143,3 +143,8 @@ def test_what_is_said_of_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert look_into(tmp_path) == WHOLE
     monkeypatch.setattr(folder_module, "longest_name", lambda folder: 12)
     assert look_into(tmp_path).longest_name == 12
+
+
+def test_the_root_of_all_folders_has_no_name() -> None:
+    """A save there said "PosixPath('/') has an empty name", and not that / is taken."""
+    assert look_into(Path("/")).longest_name > 0

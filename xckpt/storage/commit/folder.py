@@ -251,7 +251,8 @@ def look_into(folder: Path, descriptor: int = -1) -> FileSystem:
     finally:
         os.close(opened)
     # The name of a staging folder has letters.
-    other = folder.with_name(folder.name.swapcase())
+    # The root of all folders has no name.
+    other = folder.parent / folder.name.swapcase()
     same = other.name != folder.name and other.exists() and other.samefile(folder)
     return FileSystem(Lock.LACKING not in (locks, ranges), syncs, not same, longest_name(folder))
 
