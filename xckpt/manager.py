@@ -68,7 +68,7 @@ class CheckpointManager(RunReading):
             listings too: a step whose manifest takes more is neither listed nor deleted.
 
     Raises:
-        StorageError: the root cannot be listed.
+        StorageError: the root cannot be listed, or is a checkpoint itself.
         PlanError: the ranks name different roots.
         TypeError, ValueError: an argument makes no sense; it is named. As any other error, every
             rank raises it, with the rank on which it was wrong.

@@ -77,6 +77,13 @@ def test_a_temporary_root_that_is_the_root_is_refused(tmp_path: Path, alias: str
     assert numbers(xckpt.CheckpointManager(root, temporary=root / "fast").steps()) == [0, 1, 2]
 
 
+def test_a_step_is_no_root(root: str) -> None:
+    """With a `default`, a run would begin anew in it."""
+    step = train(root, [3]).path(3)
+    with pytest.raises(xckpt.PathError, match="is a checkpoint; a run takes the folder in which"):
+        xckpt.CheckpointManager(step)
+
+
 def test_a_second_name_of_a_step_is_no_step(tmp_path: Path) -> None:
     train(tmp_path, range(3))
     for name in ("1000", "best-step=7", "0"):

@@ -226,6 +226,17 @@ def test_a_step_that_the_memory_does_not_hold_is_no_damage(
         assert again.restore(state_of(0))["step"] == 1
 
 
+def test_a_named_step_that_is_damaged_is_no_good_one(tmp_path: Path) -> None:
+    with xckpt.CheckpointManager(tmp_path, save=ALWAYS) as checkpoints:
+        train(checkpoints, range(2))
+    damage(tmp_path / "step-00000001")
+    with pytest.raises(xckpt.CorruptCheckpointError):
+        checkpoints.restore(step=1)
+    assert numbers(checkpoints.steps()) == [0]
+    with pytest.raises(ValueError, match="the only good checkpoint"):
+        checkpoints.delete(0)
+
+
 def test_a_target_that_does_not_fit_is_no_damage(tmp_path: Path) -> None:
     with xckpt.CheckpointManager(tmp_path, save=ALWAYS) as checkpoints:
         train(checkpoints, range(2))

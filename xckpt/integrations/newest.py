@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import delete, exists
-from xckpt.api.run.restore import in_short, is_damage
+from xckpt.api.run.restore import Candidate, Damaged, first_good, passed_over
 from xckpt.engine.adapters import find_group
 from xckpt.engine.ranks.group import operation
 from xckpt.engine.steps import broadcast
-from xckpt.errors import CorruptCheckpointError, XckptError
+from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.refusals import error_of_reading
 
 T = TypeVar("T")
@@ -45,24 +44,15 @@ def newest_good(paths: Iterable[str], load: Callable[[str], T]) -> T:
         >>> newest_good(["memory://newest/1"], xckpt.load)
         {'w': array([1., 1.])}
     """
-    skipped: list[str] = []
-    first: XckptError | None = None
-    for path in paths:
-        try:
-            found = load(path)
-        except XckptError as error:
-            if not is_damage(error):
-                raise
-            first = first or error
-            skipped.append(f"{path}: {in_short(error)}")
-            continue
-        if skipped:
-            text = f"{path} was restored, for newer ones are damaged: {'; '.join(skipped)}"
-            warnings.warn(text, UserWarning, stacklevel=3)
-        return found
-    if first is not None and len(skipped) == 1:
-        raise first
-    raise CorruptCheckpointError.listing("no checkpoint is good, so nothing was restored", skipped)
+    damaged: Damaged = {}
+    candidates = (Candidate(path, name=path) for path in paths)
+    found = first_good(candidates, load, damaged, stacklevel=4)
+    if found is not None:
+        return found[1]
+    if len(damaged) == 1:
+        raise next(iter(damaged.values()))
+    summary = "no checkpoint is good, so nothing was restored"
+    raise CorruptCheckpointError.listing(summary, passed_over(damaged))
 
 
 def check_whole(path: str) -> str:

@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from xckpt.api.run.folder import RunFolder, key_of
 from xckpt.core.run.record import StepRecord
@@ -73,6 +73,60 @@ class Restored(Generic[State]):
     """Newer steps, the newest first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A checkpoint that is loaded if those before it are damaged."""
+
+    path: str
+    name: str
+    """What messages call it."""
+    damage: tuple[type[XckptError], ...] = DAMAGE
+    """The errors of its load that mean damage."""
+
+
+Damaged: TypeAlias = dict[Candidate, XckptError]
+"""What was passed over, and what its load raised."""
+
+
+def first_good(
+    candidates: Iterable[Candidate],
+    load: Callable[[str], State],
+    damaged: Damaged,
+    *,
+    stacklevel: int,
+) -> tuple[Candidate, State] | None:
+    """Load the first of several checkpoints that is not damaged; None if there is none.
+
+    Args:
+        candidates: no more are asked for than are tried.
+        load: loads what is at a path.
+        damaged: gets each that is, before the next one is asked for.
+        stacklevel: whom to warn of them, as in `warnings.warn`.
+
+    Raises:
+        XckptError: what ``load`` raised, if that is not damage.
+    """
+    for candidate in candidates:
+        try:
+            state = load(candidate.path)
+        except XckptError as error:
+            if not is_damage(error, candidate.damage):
+                raise
+            damaged[candidate] = error
+            continue
+        if damaged:
+            newer = "; ".join(passed_over(damaged))
+            text = f"{candidate.name} was restored, for newer ones are damaged: {newer}"
+            warnings.warn(text, UserWarning, stacklevel=stacklevel)
+        return candidate, state
+    return None
+
+
+def passed_over(damaged: Damaged) -> list[str]:
+    """A line for each damaged checkpoint: its name, and why."""
+    return [f"{each.name}: {in_short(error)}" for each, error in damaged.items()]
+
+
 def restore_step(
     folder: RunFolder, step: int | None, load: Callable[[str], State]
 ) -> Restored[State] | None:
@@ -88,50 +142,45 @@ def restore_step(
         CorruptCheckpointError: all steps are damaged, or the one that was named.
     """
     folder.look()
-    chosen = _newest_first(folder, step)
-    if step is not None and not chosen:
-        raise folder.no_such(step)
-    skipped: dict[tuple[bool, str], Skipped] = {}
-    while chosen:
-        record = chosen.pop(0)
-        try:
-            state = load(folder.path(record))
-        except XckptError as error:
-            is_last = step is not None and not chosen
-            if is_last or not is_damage(error, LOST if record.temporary else DAMAGE):
-                raise
-            skipped[key_of(record)] = Skipped(record.number, error)
-            folder.damaged.add(key_of(record))
-            if step is None and is_damage(error, GONE):
-                folder.look()
-                there = _newest_first(folder, step)
-                chosen = [each for each in there if key_of(each) not in skipped]
-                for key in skipped.keys() - set(map(key_of, there)):
-                    del skipped[key]
-            continue
+    damaged: Damaged = {}
+    found = first_good(_each(folder, step, damaged), load, damaged, stacklevel=5)
+    records = _newest_first(folder, step)
+    if found is not None:
+        candidate, state = found
+        record = records[candidate]
         folder.damaged.discard(key_of(record))  # it is sound by now
-        found = tuple(skipped.values())
-        _warn(folder, record, found)
-        return Restored(state, record, found)
-    if skipped:
+        skipped = (Skipped(records[each].number, error) for each, error in damaged.items())
+        return Restored(state, record, tuple(skipped))
+    if step is not None:
+        raise next(reversed(damaged.values()), folder.no_such(step))
+    if damaged:
         summary = f"{folder.kept.location}: no step is good, so nothing was restored"
-        raise CorruptCheckpointError.listing(summary, map(str, skipped.values()))
+        raise CorruptCheckpointError.listing(summary, passed_over(damaged))
     return None
 
 
-def _newest_first(folder: RunFolder, step: int | None) -> list[StepRecord]:
+def _newest_first(folder: RunFolder, step: int | None) -> dict[Candidate, StepRecord]:
     """The steps of a number, or all."""
-    return [each for each in reversed(folder.all) if step in (None, each.number)]
+    records = [each for each in reversed(folder.all) if step in (None, each.number)]
+    return {
+        Candidate(
+            folder.path(each), f"step {each.number}", LOST if each.temporary else DAMAGE
+        ): each
+        for each in records
+    }
 
 
-def _warn(folder: RunFolder, record: StepRecord, skipped: Sequence[Skipped]) -> None:
-    if skipped:
-        newer = "; ".join(map(str, skipped))
-        text = (
-            f"{folder.root_of(record).location}: step {record.number} was restored, for newer "
-            f"ones are damaged: {newer}"
-        )
-        warnings.warn(text, UserWarning, stacklevel=5)
+def _each(folder: RunFolder, step: int | None, damaged: Damaged) -> Iterator[Candidate]:
+    """One step after the other, for as long as they are damaged; those that are gone are not."""
+    records = _newest_first(folder, step)
+    while left := [each for each in records if each not in damaged]:
+        yield left[0]
+        folder.damaged.add(key_of(records[left[0]]))
+        if step is None and is_damage(damaged[left[0]], GONE):
+            folder.look()
+            records = _newest_first(folder, step)
+            for gone in damaged.keys() - records.keys():
+                del damaged[gone]
 
 
 def is_damage(error: XckptError, kinds: tuple[type[XckptError], ...] = DAMAGE) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from xckpt.api.save import Path
 from xckpt.core.run.record import StepRecord
-from xckpt.errors import StorageError, XckptError
+from xckpt.errors import PathError, StorageError, XckptError
 
 if TYPE_CHECKING:
     from xckpt.storage.run_steps import Steps
@@ -68,13 +68,15 @@ class RunRoot:
             known: records of this root; their manifests are not read again.
 
         Raises:
-            StorageError: the storage refused, and the root is not temporary.
+            StorageError: the storage refused, or the root is a file or a checkpoint; never of a
+                temporary root.
         """
         from xckpt.storage.run_steps import Steps, committed_steps, described, without
 
         try:
-            self._refuse_file()
             there = committed_steps(self.location)
+            if not there:
+                self._refuse_other()
             read = {(record.number, record.name): record for record in known}
             kept = [read[each] for each in there.items() if each in read]
             new = {number: name for number, name in there.items() if (number, name) not in read}
@@ -88,12 +90,22 @@ class RunRoot:
         steps = Steps(records, list(map(self._own, found.unreadable)))
         return without(steps, self.remover.names)
 
-    def _refuse_file(self) -> None:
+    def _refuse_other(self) -> None:
+        """Refuse what has no steps because it is a file, or a checkpoint: a run would begin anew.
+
+        Raises:
+            StorageError: it is.
+        """
+        from xckpt.storage.copy_checkpoint import has_checkpoint
         from xckpt.storage.location import storage_errors
 
         with storage_errors(self.location):
             if self.location.folder is not None and self.location.folder.is_file():
                 raise StorageError(f"{self.location} is a file; a run takes a folder")
+        if has_checkpoint(self.location):
+            raise PathError(
+                f"{self.location} is a checkpoint; a run takes the folder in which its steps lie"
+            )
 
     def _own(self, record: StepRecord) -> StepRecord:
         return replace(record, temporary=True) if self.temporary else record
