@@ -40,6 +40,7 @@ def attention(torch: str, flax: str, q: str, k: str, to_q: str, to_k: str) -> tu
 
 FUSED: Shapes = {"h.0.attn.query_key_value.weight": (3 * D, D), "h.0.fc.weight": (12, D)}
 FC: Shapes = {"h_0/fc/kernel": (D, 12)}
+ROTARY = attention("text.layers", "text/layers", "wq", "wk", "q_proj", "k_proj")
 CONVOLVED: Shapes = {"conv.weight": (32, 3, 3, 3), "out.weight": (10, 128)}
 CONVOLVED_FLAX: Shapes = {"conv/kernel": (3, 3, 3, 32), "out/kernel": (128, 10)}
 
@@ -267,6 +268,82 @@ TRAPS: dict[str, tuple[Shapes, Shapes]] = {
         {f"layers.{n}.mlp.weight": (12, 8) for n in range(4)},
         {f"layers_{n}/mlp/kernel": (2, 8, 12) for n in range(2)},
     ),
+    "a layer cut in three": (
+        {"attn.proj_in.weight": (3 * D, D), "h.weight": (9, D)},
+        {"attn/proj_in/kernel": (D, 3, H, HEAD), "h/kernel": (D, 9)},
+    ),
+    "a layer cut in two": (
+        {"mlp.wi.weight": (24, D), "h.weight": (9, D)},
+        {"mlp/wi/kernel": (D, 2, 12), "h/kernel": (D, 9)},
+    ),
+    "the bias of a layer cut in two": (
+        {"mlp.wi.bias": (24,), "h.weight": (9, D)},
+        {"mlp/wi/bias": (2, 12), "h/kernel": (D, 9)},
+    ),
+    "stages of a pipeline": (
+        {f"layers.{n}.fc.weight": (12, 8) for n in range(8)},
+        {"layers/fc/kernel": (2, 4, 8, 12)},
+    ),
+    "a bilinear layer": (
+        {"pair.weight": (5, 8, 8), "h.weight": (9, D)},
+        {"pair/kernel": (8, 8, 5), "h/kernel": (D, 9)},
+    ),
+    "flattened, and as wide as a later layer": (
+        {"conv.weight": (32, 3, 3, 3), "mean.weight": (16, 512), "first.weight": (512, 16)},
+        {"conv/kernel": (3, 3, 3, 32), "mean/kernel": (512, 16), "first/kernel": (16, 512)},
+    ),
+    "unflattened": (
+        {"first.weight": (512, 16), "conv.weight": (3, 32, 3, 3)},
+        {"first/kernel": (16, 512), "conv/kernel": (3, 3, 32, 3)},
+    ),
+    "flattened, and as wide as another branch": (
+        {"state.weight": (128, 6), "conv.weight": (32, 3, 3, 3), "fc1.weight": (64, 128)},
+        {"state/kernel": (6, 128), "conv/kernel": (3, 3, 3, 32), "fc1/kernel": (128, 64)},
+    ),
+    "rotary, beside a tower with learned positions": (
+        {"vision.embeddings.position_embedding.weight": (5, D)} | ROTARY[0],
+        {"vision/embeddings/position_embedding/embedding": (5, D)} | ROTARY[1],
+    ),
+    "gamma for scale": (
+        {"n.gamma": (D,), "h.weight": (9, D)},
+        {"n/scale": (D,), "h/kernel": (D, 9)},
+    ),
+    "a mask of square weights": (
+        {"fc.weight": (8, 8), "fc.weight_mask": (8, 8), "h.weight": (9, 8)},
+        {"fc/kernel": (8, 8), "fc/weight_mask": (8, 8), "h/kernel": (8, 9)},
+    ),
+    "patches in a row": (
+        {"patch_embed.weight": (8, 48), "h.weight": (9, 8)},
+        {"patch_embed/kernel": (48, 8), "h/kernel": (8, 9)},
+    ),
+    "upwards by an odd kernel": (
+        {"decoder.up.weight": (8, 8, 3, 3)},
+        {"decoder/up/kernel": (3, 3, 8, 8)},
+    ),
+    "three channels and a kernel of three, channels last": (
+        {"a.weight": (8, 3, 3, 3), "b.weight": (8, 8, 3, 3)},
+        {"a.weight": (8, 3, 3, 3), "b.weight": (8, 3, 3, 8)},
+    ),
+    "one deviation for another": (
+        {"fc_std.weight": (4, 8), "h.weight": (9, 8)},
+        {"fc_logstd/kernel": (8, 4), "h/kernel": (8, 9)},
+    ),
+    "the start for the end": (
+        {"start_logits.weight": (4, 8), "h.weight": (9, 8)},
+        {"end_logits/kernel": (8, 4), "h/kernel": (8, 9)},
+    ),
+    "texts for images": (
+        {"text_projection.weight": (4, 8), "h.weight": (9, 8)},
+        {"visual_projection/kernel": (8, 4), "h/kernel": (8, 9)},
+    ),
+    "users for items": (
+        {"user_embedding.weight": (50, 8)},
+        {"item_embedding/embedding": (50, 8)},
+    ),
+    "the queries' norm for the keys'": (
+        {"attn.q_norm.weight": (4,), "attn.q_norm.bias": (4,)},
+        {"attn/k_norm/scale": (4,), "attn/k_norm/bias": (4,)},
+    ),
     "scales on the target's side": (
         {"fc.weight": (16, 8)},
         {"fc.weight": (16, 8), "fc.weight_scale": (16,)},
@@ -345,6 +422,28 @@ PLAIN: dict[str, tuple[Shapes, Shapes]] = {
         {"conv.weight": (64, 3, 3, 3), "fc.weight": (10, 64)},
         {"conv/kernel": (3, 3, 3, 64), "fc/kernel": (64, 10)},
     ),
+    "channels last": (
+        {"a.weight": (8, 5, 3, 3), "b.weight": (8, 8, 3, 3), "b.bias": (8,)},
+        {"a.weight": (8, 3, 3, 5), "b.weight": (8, 3, 3, 8), "b.bias": (8,)},
+    ),
+    "flattened in a list": (
+        {"net.0.weight": (8, 3, 3, 3), "net.3.weight": (64, 32), "net.5.weight": (64, 64)}
+        | {"net.2.weight": (32,), "net.2.bias": (32,), "net.7.weight": (9, 64)},
+        {"net_0/kernel": (3, 3, 3, 8), "net_3/kernel": (32, 64), "net_5/kernel": (64, 64)}
+        | {"net_2/scale": (32,), "net_2/bias": (32,), "net_7/kernel": (64, 9)},
+    ),
+    "a wide layer of a block beside a convolution": (
+        {"patch.weight": (8, 3, 2, 2)}
+        | {f"layers.{n}.mlp.fc1.weight": (32, 8) for n in range(2)}
+        | {f"layers.{n}.mlp.fc2.weight": (8, 32) for n in range(2)},
+        {"patch/kernel": (2, 2, 3, 8)}
+        | {f"layers_{n}/mlp/fc1/kernel": (8, 32) for n in range(2)}
+        | {f"layers_{n}/mlp/fc2/kernel": (32, 8) for n in range(2)},
+    ),
+    "heads of an attention": (
+        {"attn.value.weight": (8, 6), "attn.out.weight": (6, 8), "attn.out.bias": (6,)},
+        {"attn/value/kernel": (6, 2, 4), "attn/out/kernel": (2, 4, 6), "attn/out/bias": (6,)},
+    ),
     "scales on both sides": (
         {"fc.weight": (16, 8), "fc.weight_scale": (16,)},
         {"fc/weight": (16, 8), "fc/weight_scale": (16,)},
@@ -358,6 +457,13 @@ def test_what_is_called_alike_stays_certain(pair: str) -> None:
     inference = infer(source, target)
     assert not inference.assumed
     inference.mapping.check(source, target)
+
+
+def test_numbers_of_few_bits_are_assumed_to_be_the_weights() -> None:
+    source = specs({"fc.weight": (16, 8)}, "float8_e4m3fn")
+    [match] = infer(source, specs({"fc/kernel": (8, 16)})).assumed
+    assert "scale" in match.assumes
+    assert not infer(source, specs({"fc/kernel": (8, 16)}, "float8_e4m3fn")).assumed
 
 
 def test_nothing_is_loaded_or_converted_before_it_is_accepted(tmp_path: Path) -> None:

@@ -6,32 +6,45 @@
    positions. So their channels are rotated: neighbours with each other in one code, a head's two
    halves in the other.
 2. *One tensor for several*: queries, keys and values (or a gate and what it gates) lie in one
-   tensor, which the two trees name or cut differently: one after the other, or head by head.
+   tensor, which the two trees name or cut differently: one after the other, or head by head; or an
+   axis is cut in several, and the module is none of an attention's.
 3. *Shifts and scales in one tensor*: some models have the shifts first, some the scales.
 4. *Other weights by their names*: one tree calls them an average or a difference of weights, or the
-   two use contrary words (encoder and decoder), or the same words with other numbers.
+   two use contrary words (encoder and decoder), or the same words with other numbers; or their
+   shapes alone are the same.
 5. *A tied head*: the output's weight in one tree is the embedding of the other.
 6. *Low-rank factors*: their product counts by a factor (alpha by rank) that no tensor holds.
-7. *The axis of a stack*: several axes fit, and other stacks show which one.
-8. *Convolution*: with as many channels in as out and an even kernel, it may be a transposed one,
-   whose kernel some models flip.
-9. *Orientation*: its axes may be exchanged, and no other layer of its kind shows which is first.
-10. *Scale*: a normalisation without bias stores its scale as it is, or less one.
-11. *Order of the modules*: several of one shape were paired in the order of their numbers.
+7. *Few bits*: numbers of eight bits or fewer are seldom the weights, but these by some scale.
+8. *Pixels of a patch*: a layer that reads patches has them channels first, or last.
+9. *The axis of a stack*: several axes fit, and other stacks show which one.
+10. *Convolution*: with as many channels in as out and an even kernel, or a name that says upwards,
+    it may be a transposed one, whose kernel some models flip.
+11. *Orientation*: its axes may be exchanged, and no other layer of its kind shows which is first.
+12. *Scale*: a normalisation without bias stores its scale as it is, or less one.
+13. *Order of the modules*: several of one shape were paired in the order of their numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from xckpt.mapping.infer.align import SAME_ORDER, Pair
 from xckpt.mapping.infer.leaves import CONCEPTS, PARTS, Components, ModelLeaf
-from xckpt.mapping.infer.structure import IN_ORDER
+from xckpt.mapping.infer.structure import GENERIC, IN_ORDER, SAME_SHAPES
+from xckpt.mapping.operations import Rearrange
 from xckpt.mapping.scaled import scaled_weights
 
 POSITIONS = ("position", "posembed", "wpe", "relative", "alibi")
 """Parts of the words for positions that are learned or added, not rotated."""
+OF_A_LAYER = ("weight", "bias")
+"""Roles of the leaves of a layer."""
+OF_HEADS = ("query", "key", "value", "out")
+"""Concepts of the modules whose axis of heads is cut in one way only."""
+FEW_BITS = ("float4", "float6", "float8")
+"""Beginnings of the dtypes that are stored with scales."""
+UPWARDS = frozenset(("up", "ups"))
+"""Words for what a transposed convolution does."""
 FUSED_WORDS = ("qkv", "querykeyvalue", "gateup", "cattn", "kv")
 """Parts of the words for a tensor that holds several."""
 MODULATION_WORDS = ("modulation", "adaln", "normout")
@@ -54,28 +67,64 @@ HEAD_WORDS = ("lmhead", "head", "logits", "unembed", "output", "decoder")
 class Trees:
     """Facts about both trees that assumptions depend on."""
 
-    has_positions: bool
-    """Whether positions are learned or added."""
+    positioned: frozenset[tuple[bool, Components]]
+    """(is it the target's, path) of the modules that learn or add positions."""
     biased: frozenset[tuple[bool, Components]]
     """(is it the target's, path) of the modules that have a bias."""
     scales: Mapping[str, str]
     """Name of a weight that is stored with scales -> name of these."""
     begun: Mapping[str, Sequence[str]]
     """Each word -> those of the `CONTRARIES` with which it begins."""
+    is_turned: bool
+    """Whether one tree has torch's weights and the other Flax's kernels."""
 
     @classmethod
     def of(cls, sources: Sequence[ModelLeaf], targets: Sequence[ModelLeaf]) -> Trees:
         """What two trees say."""
         sides = [(False, leaf) for leaf in sources] + [(True, leaf) for leaf in targets]
         words = {word for _, leaf in sides for word in leaf.words}.union(PARTS)
+        names = words.union(leaf.role for _, leaf in sides)
+        positions = {e for e in names if any(p in e for p in POSITIONS) and "rot" not in e}
         beginnings = {each for contraries in CONTRARIES for each in contraries}
         return cls(
-            any(part in word for word in words for part in POSITIONS),
+            frozenset(
+                (side, path)
+                for side, leaf in sides
+                if (path := _positioned(leaf, positions)) is not None
+            ),
             frozenset((side, leaf.path) for side, leaf in sides if leaf.role == "bias"),
             scaled_weights([leaf.name for leaf in sources])
             | scaled_weights([leaf.name for leaf in targets]),
             {word: [e for e in beginnings if word.startswith(e)] for word in words},
+            _has_kernels(sources) != _has_kernels(targets),
         )
+
+    def has_positions(self, pair: Pair) -> bool:
+        """Whether the model that a pair belongs to, on either side, learns or adds positions."""
+        return any(
+            (bool(side), leaf.path[:length]) in self.positioned
+            for side, leaf in enumerate(pair.first)
+            for length in range(len(leaf.path) + 1)
+        )
+
+
+def _has_kernels(leaves: Sequence[ModelLeaf]) -> bool:
+    return any(leaf.flavour == "kernel" for leaf in leaves)
+
+
+def _positioned(leaf: ModelLeaf, words: Set[str]) -> Components | None:
+    """The module whose positions a leaf holds, by words for them; None if it holds none.
+
+    Those of one block (relative ones) are for the module that holds the list of blocks.
+    """
+    if words.isdisjoint(leaf.key):
+        return None
+    above = leaf.path[: next(n for n, word in enumerate(leaf.key) if word in words)]
+    block = next((n for n, each in enumerate(above) if isinstance(each, int)), len(above) + 1)
+    above = above[: max(0, block - 1)]
+    while above and "embed" in str(above[-1]):
+        above = above[:-1]
+    return above
 
 
 def assume(pair: Pair, trees: Trees, kinds: set[str], alternatives: int) -> Pair:
@@ -93,12 +142,15 @@ def assume(pair: Pair, trees: Trees, kinds: set[str], alternatives: int) -> Pair
         _modulation(pair),
         _derived(pair),
         _contrary(pair, trees),
+        _shaped(pair),
         _numbered(pair),
         _tied(pair),
         _low_rank(pair),
+        _few_bits(pair),
+        _patch(pair),
         _axis(pair, alternatives),
         _convolution(pair),
-        _orientation(pair, kinds),
+        _orientation(pair, kinds, trees),
         _scale(pair, trees),
         _order(pair),
     )
@@ -115,8 +167,8 @@ def _rotary(pair: Pair, trees: Trees) -> str:
     one, other = (leaf.words[-1:] for leaf in pair.first)
     concepts = {CONCEPTS.get(word, "") for word in one + other}
     # torch's own attention, whose three projections lie in one tensor, rotates nothing.
-    is_plain = trees.has_positions or any(leaf.part is not None for leaf in pair.first)
-    if is_plain or one == other or not concepts & {"query", "key"}:
+    is_torchs = any(leaf.part is not None for leaf in pair.first)
+    if one == other or not concepts & {"query", "key"} or is_torchs or trees.has_positions(pair):
         return ""
     return (
         "if positions rotate the channels of a head, both sides have the channels in one order "
@@ -128,9 +180,21 @@ def _fused(pair: Pair) -> str:
     one, other = pair.first
     words = {word for leaf in pair.first for word in leaf.words[-1:]}
     is_fused = any(part in word for word in words for part in FUSED_WORDS)
-    if not is_fused or (one.path[-1:] == other.path[-1:] and len(one.shape) == len(other.shape)):
+    is_alike = one.path[-1:] == other.path[-1:] and len(one.shape) == len(other.shape)
+    if is_alike or not (is_fused or _is_cut(pair)):
         return ""
     return "the parts in one tensor are in the same order on both sides, head by head or not"
+
+
+def _is_cut(pair: Pair) -> bool:
+    """Whether an axis of a layer is cut in several, and not in the heads of an attention."""
+    cuts = [each for each in pair.layouts[0].operations if isinstance(each, Rearrange)]
+    if not cuts or pair.first[0].role not in OF_A_LAYER:
+        return False
+    of_heads = any(
+        CONCEPTS.get(word) in OF_HEADS for leaf in pair.first for word in leaf.words[-1:]
+    )
+    return not of_heads and any(sum(size > 1 for size in cut.sizes.values()) > 1 for cut in cuts)
 
 
 def _modulation(pair: Pair) -> str:
@@ -165,6 +229,14 @@ def _contrary(pair: Pair, trees: Trees) -> str:
     return ""
 
 
+def _shaped(pair: Pair) -> str:
+    one, other = (next(iter(leaf.words[-1:]), "") for leaf in pair.first)
+    concepts = {CONCEPTS.get(one, one), CONCEPTS.get(other, other)}
+    if pair.reason != SAME_SHAPES or len(concepts) == 1 or not GENERIC.isdisjoint((one, other, "")):
+        return ""
+    return f"what one side calls {one} is what the other calls {other}"
+
+
 def _numbered(pair: Pair) -> str:
     one, other = pair.first
     same_words = len(one.path) == len(other.path) and one.words == other.words
@@ -185,9 +257,24 @@ def _tied(pair: Pair) -> str:
 
 
 def _low_rank(pair: Pair) -> str:
-    if not any("lora" in word for leaf in pair.first for word in (*leaf.words, leaf.role)):
+    if not any("lora" in leaf.name.lower() for leaf in pair.first):
         return ""
     return "both sides multiply the product of the two factors by the same number (alpha by rank)"
+
+
+def _few_bits(pair: Pair) -> str:
+    one, other = (leaf.spec.dtype for leaf in pair.first)
+    if one == other or not (one.startswith(FEW_BITS) or other.startswith(FEW_BITS)):
+        return ""
+    return "numbers of so few bits are the weights themselves, not to be multiplied by a scale"
+
+
+def _patch(pair: Pair) -> str:
+    one, other = pair.first
+    is_layer = one.role == "weight" and len(one.shape) == len(other.shape) == 2
+    if not is_layer or not any("patch" in leaf.name.lower() for leaf in pair.first):
+        return ""
+    return "the pixels of a patch are in the same order on both sides, channels first or last"
 
 
 def _axis(pair: Pair, alternatives: int) -> str:
@@ -200,14 +287,19 @@ def _convolution(pair: Pair) -> str:
     if pair.layouts[0].kind != "convolution":
         return ""
     outputs, inputs, *space = in_torch(pair).shape
-    if outputs != inputs or any(size % 2 for size in space):
+    upwards = any(word in UPWARDS for leaf in pair.first for word in leaf.words[-1:])
+    if outputs != inputs or (any(size % 2 for size in space) and not upwards):
         return ""
     return "it is a convolution, not a transposed one, whose kernel may be flipped"
 
 
-def _orientation(pair: Pair, kinds: set[str]) -> str:
+def _orientation(pair: Pair, kinds: set[str], trees: Trees) -> str:
     one, other = pair.first
     kind, shape = pair.layouts[0].kind, one.shape
+    # What lies beside a weight, such as its mask or its scales, is turned as the weight is.
+    beside = trees.is_turned and one.role != "weight" and "weight" in one.role
+    if beside and len(set(shape)) < len(shape):
+        return "its axes are in the same order, though those of the weight beside it are not"
     exchangeable = kind == "same" and len(shape) > 2 and len(set(shape)) < len(shape)
     decided = kind in kinds if len(pair.layouts) > 1 else not exchangeable
     if decided or one.flavour == other.flavour:
@@ -221,7 +313,7 @@ def _orientation(pair: Pair, kinds: set[str]) -> str:
 def _scale(pair: Pair, trees: Trees) -> str:
     one, other = pair.first
     has_bias = any((bool(side), leaf.path) in trees.biased for side, leaf in enumerate(pair.first))
-    renamed = {one.flavour, other.flavour} == {"weight", "scale"}
+    renamed = one.flavour != other.flavour and "kernel" not in (one.flavour, other.flavour)
     if len(one.shape) != 1 or has_bias or not renamed:
         return ""
     return "both sides store the scale as it is, not less one"

@@ -22,19 +22,18 @@ the framework's images; a stack that fits along several axes, where no other sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from xckpt.mapping.infer.align import Doubt, Pair
-from xckpt.mapping.infer.assumptions import Trees, assume, assumptions_of, in_torch
+from xckpt.mapping.infer.assumptions import UPWARDS, Trees, assume, assumptions_of, in_torch
+from xckpt.mapping.infer.flattened import Images
 from xckpt.mapping.infer.leaves import PARTS, LeafGroup, ModelLeaf
 from xckpt.mapping.operations import Cast, Concatenate, Each, Operation, Split, Stack, Unstack
 
 STACKED = "layer"
 """The index of a stack's rule."""
 TRANSPOSED_CONVOLUTIONS = ("transpose", "deconv", "upconv", "upsample", "convt")
-UPWARDS = frozenset(("up", "ups"))
-"""Words for what a transposed convolution does, if its kernel is even."""
 
 
 def decide(pairs: Sequence[Pair], trees: Trees) -> tuple[list[Pair], list[Doubt]]:
@@ -45,8 +44,7 @@ def decide(pairs: Sequence[Pair], trees: Trees) -> tuple[list[Pair], list[Doubt]
     for pair in pairs:
         if len(pair.layouts) == 1:
             kinds[_class(pair)].add(pair.layouts[0].kind)
-    channels = {in_torch(p).shape[0] for p in pairs if p.layouts[0].kind == "convolution"}
-    widths = set(_widths(pair for pair in pairs if not _may_be_flattened(pair, channels)))
+    images = Images(pairs)
     paired = {
         leaf.name for pair in pairs for side in (pair.source, pair.target) for leaf in side.leaves
     }
@@ -54,15 +52,14 @@ def decide(pairs: Sequence[Pair], trees: Trees) -> tuple[list[Pair], list[Doubt]
     doubts: list[Doubt] = []
     for pair in pairs:
         reason = (
-            _scaled(pair, trees, paired)
-            or _doubt(pair, kinds[_class(pair)])
-            or _flattened_doubt(pair, channels, widths)
+            _scaled(pair, trees, paired) or _doubt(pair, kinds[_class(pair)]) or images.doubt(pair)
         )
         if reason:
             doubts.append(Doubt(pair.source.leaves, pair.target.leaves, reason))
         else:
             kind = kinds[_class(pair)]
-            certain.append(assume(pair, trees, kind, alternatives[pair.source]))
+            found = assume(pair, trees, kind, alternatives[pair.source])
+            certain.append(replace(found, assumes=found.assumes or images.assumption(pair)))
     return certain, doubts
 
 
@@ -124,42 +121,6 @@ def _is_transposed_convolution(pair: Pair) -> bool:
         return True
     space = in_torch(pair).shape[2:]
     return not UPWARDS.isdisjoint(words) and all(size % 2 == 0 for size in space)
-
-
-def _may_be_flattened(pair: Pair, channels: set[int]) -> bool:
-    """Whether a layer's inputs may be a convolution's flattened output.
-
-    Args:
-        pair: the layer.
-        channels: output channels of the convolutions.
-    """
-    inputs = in_torch(pair).shape[-1] if pair.layouts[0].kind == "transposed" else 0
-    return any(inputs > each and inputs % each == 0 for each in channels)
-
-
-def _flattened_doubt(pair: Pair, channels: set[int], widths: set[int]) -> str:
-    """Why a layer's inputs may be in another order; empty if they are not.
-
-    Args:
-        pair: the layer.
-        channels: output channels of the convolutions.
-        widths: output sizes of layers whose order is not in doubt.
-    """
-    if not _may_be_flattened(pair, channels) or in_torch(pair).shape[-1] in widths:
-        return ""
-    return (
-        f"its {in_torch(pair).shape[-1]} inputs may be a convolution's flattened output, "
-        f"channels first in torch and last in Flax"
-    )
-
-
-def _widths(pairs: Iterable[Pair]) -> Iterator[int]:
-    """The size of each layer's output."""
-    for pair in pairs:
-        leaf = in_torch(pair)
-        if leaf.shape:
-            is_embedding = "embedding" in (pair.first[0].flavour, leaf.flavour)
-            yield leaf.shape[-1 if is_embedding else 0]
 
 
 Places = tuple[tuple[str, ...], ...]

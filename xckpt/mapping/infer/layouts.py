@@ -64,8 +64,13 @@ def layouts(source: ModelLeaf, target: ModelLeaf) -> list[AxisLayout]:
     same = ("same", range(len(a)))
     if of_a_layer and len(a) > 1:
         return _permuted(a, b, [*_of_a_layer(len(a), from_torch=from_torch), same])
-    swapped = ("transposed", (1, 0))
-    return _permuted(a, b, [same, swapped] if source.role == "weight" and len(a) == 2 else [same])
+    if source.role != "weight" or len(a) < 2:
+        return _permuted(a, b, [same])
+    if len(a) == 2:
+        return _permuted(a, b, [same, ("transposed", (1, 0))])
+    # MLX keeps torch's names, and has (out, space..., in).
+    last, first = (0, *range(2, len(a)), 1), (0, len(a) - 1, *range(1, len(a) - 1))
+    return _permuted(a, b, [same, ("channels last", last), ("channels first", first)])
 
 
 def fits(source: LeafGroup, target: LeafGroup) -> dict[int | None, list[AxisLayout]]:
@@ -101,8 +106,10 @@ def _of_a_layer(rank: int, *, from_torch: bool) -> list[AxisOrder]:
         return [("transposed", (1, 0))]
     # (out, in, space...) -> (space..., in, out)
     axes = (*range(2, rank), 1, 0) if from_torch else (rank - 1, rank - 2, *range(rank - 2))
-    others: list[AxisOrder] = [("batch of transposed", (0, 2, 1))] if rank == 3 else []
-    return [("convolution", axes), *others]
+    if rank > 3:
+        return [("convolution", axes)]
+    bilinear = (1, 2, 0) if from_torch else (2, 0, 1)
+    return [("convolution", axes), ("batch of transposed", (0, 2, 1)), ("bilinear", bilinear)]
 
 
 def _permuted(a: Shape, b: Shape, orders: Iterable[AxisOrder]) -> list[AxisLayout]:

@@ -34,6 +34,9 @@ from xckpt.mapping.infer.leaves import CONCEPTS, Components, LeafGroup, ModelLea
 IN_ORDER = "same shapes in order"
 """Why modules are paired: equally many of one shape on both sides, without a contradiction."""
 
+SAME_SHAPES = "same shapes"
+"""Why modules are paired: only they have these shapes."""
+
 OF_A_MODULE = frozenset(("weight", "bias", "mean", "var"))
 """Roles that the leaves of a module have."""
 IGNORED = frozenset(("numbatchestracked",))
@@ -90,7 +93,7 @@ class _Module:
     @property
     def is_norm(self) -> bool:
         named = "norm" in self.word or self.word in ("ln", "bn")
-        return named or "bias" in self.leaves or self.leaves["weight"].flavour == "scale"
+        return named or "bias" in self.leaves or self.leaves["weight"].flavour in ("scale", "gamma")
 
 
 _Group = tuple[_Module, ...]
@@ -267,7 +270,7 @@ def _match_groups(
                 continue
             pairs = list(zip(source, target, strict=True))
             if all(fit(one, other) and one.is_alike(other) for one, other in pairs):
-                reason = "same shapes" if len(pairs) == 1 else _reason(pairs, fit)
+                reason = SAME_SHAPES if len(pairs) == 1 else _reason(pairs, fit)
                 for one, other in pairs:
                     _accept(alignment, one, other, reason)
 
@@ -307,7 +310,7 @@ def _match_alone(
         reason = "their shapes fit, and nothing in their names says which is which"
         if len(others) == len(rivals) == 1:
             if rivals[0].is_alike(others[0]):
-                _accept(alignment, others[0], rivals[0], "same shapes")
+                _accept(alignment, others[0], rivals[0], SAME_SHAPES)
                 continue
             reason = "their shapes fit, but their names say other things"
         modules = frozenset((*others, *rivals))
