@@ -347,6 +347,7 @@ def test_what_is_neither_true_nor_false(tmp_path: Path, call: Callable[..., obje
         (DefaultLoadPlanner, {"strict": "no"}, "True or False, not the str 'no'"),
         (DefaultLoadPlanner, {"in_place": None}, "True or False, not the NoneType None"),
         (DefaultLoadPlanner, {"picks": "w"}, "a function, not the str 'w'"),
+        (DefaultLoadPlanner, {"new_leaves": {}}, "a function, not the dict {}"),
     ],
 )
 def test_a_planner_names_the_argument_that_it_cannot_take(

@@ -174,6 +174,15 @@ def test_of_many_altered_documents_some_are_listed(
     assert str(problems[-1]) == line
 
 
+def test_altered_documents_come_in_the_order_of_the_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {"b": {"empty": np.zeros((0, 3)), "w": np.ones(3)}, "a": np.zeros(0)})
+    for document in path.rglob("zarr.json"):
+        document.unlink()
+    problems = xckpt.open(path).verify()
+    assert [problem.leaf for problem in problems] == ["b/empty", "b/w", "a", None, None]
+
+
 def test_pieces_that_leaves_share_count_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,8 +42,8 @@ from xckpt.core.metadata import (
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
-from xckpt.core.plan.load_checks import decide_load
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
+from xckpt.core.targets.compare import decide_load
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import MappingError, PlanError, UnsupportedLeafError

@@ -192,18 +192,14 @@ class Integrity:
         return self._of_documents(found)
 
     def _of_documents(self, found: Mapping[str, tuple[str, str]]) -> list[Problem]:
-        """Problems of documents, kind and text by key, with the leaves that they are about."""
-        paths = {key.removesuffix("/zarr.json") for key in found}
-        every = arrays(self.manifest) if paths else ()
-        leaves = {array.path: array.leaf for array in every if array.path in paths}
+        """Problems of documents, kind and text by key: of leaves in order, then of folders."""
+        every = arrays(self.manifest) if found else ()
+        keys = ((f"{array.path}/zarr.json", array.leaf) for array in every)
+        leaves = {key: leaf for key, leaf in keys if key in found}
         return [
-            Problem(
-                leaves.get(key.removesuffix("/zarr.json")),
-                kind=kind,
-                text=text,
-                line=f"{key}: {text}",
-            )
-            for key, (kind, text) in found.items()
+            Problem(leaves.get(key), kind=kind, text=text, line=f"{key}: {text}")
+            for key in dict.fromkeys((*leaves, *found))
+            for kind, text in [found[key]]
         ]
 
     def _in_turn(self, expected: Iterable[tuple[str, bytes]]) -> Iterator[RequestedDocument]:

@@ -27,8 +27,8 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
-from xckpt.core.plan.load_checks import compare
 from xckpt.core.plan.wanted import local_reads
+from xckpt.core.targets.compare import compare
 from xckpt.core.values import encode_value, value_kind
 from xckpt.engine.ranks.load_plans import LoadPlanCodec
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +27,7 @@ from xckpt.core.run.policies import (
     OnSteps,
     WhenIdle,
     is_due,
+    signals_of,
 )
 from xckpt.core.run.record import StepRecord
 
@@ -152,6 +154,13 @@ def test_the_default_is_the_first_step_then_whenever_idle_and_on_preemption() ->
     assert not WhenIdle()(busy) and not OnPreemption()(busy)
 
 
+def test_a_signal_is_named_alone_or_among_others() -> None:
+    alone, among = OnPreemption("SIGUSR1"), OnPreemption([signal.SIGUSR1])
+    assert alone == among == OnPreemption(signal.SIGUSR1.value)
+    assert signals_of([alone, OnPreemption(), Latest()]) == {signal.SIGUSR1, signal.SIGTERM}
+    assert signals_of([OnPreemption([])]) == set()
+
+
 @pytest.mark.parametrize(
     "make, error, words",
     [
@@ -159,6 +168,11 @@ def test_the_default_is_the_first_step_then_whenever_idle_and_on_preemption() ->
         (lambda: EverySteps(True), TypeError, "not a bool"),
         (lambda: Latest(-1), ValueError, "got -1"),
         (lambda: EveryMinutes(0), ValueError, "more than 0 minutes"),
+        (lambda: EveryMinutes(10**400), ValueError, "a number that a float holds"),
+        (lambda: OnPreemption(None), ValueError, "None is none"),  # pyright: ignore[reportArgumentType]
+        (lambda: OnPreemption("TERM"), ValueError, "'TERM' is none"),
+        (lambda: OnPreemption(["SIGTERM", 0]), ValueError, "0 is none"),
+        (lambda: OnPreemption("SIGKILL"), ValueError, "no process can note SIGKILL"),
         (lambda: EveryMinutes("5"), TypeError, "not a str"),  # pyright: ignore[reportArgumentType]
         (lambda: Best("loss", mode="low"), ValueError, "'min' or 'max'"),  # pyright: ignore[reportArgumentType]
     ],

@@ -30,7 +30,14 @@ def test_a_policy_comes_back(policy: KeepPolicy) -> None:
     [
         *("len", "All(1)", "Latest(0)", "Latest(true)", "Latest(1e999)", "EverySteps(0.5)"),
         *("OnSteps(7)", 'Best(["loss"], 1, "min")', "Best(null)", 'Best("loss", 1, "up")'),
-        *("OnSteps([[1]])", "EveryMinutes(-1)", "Latest", "os.system(1)", ""),
+        *(
+            "OnSteps([[1]])",
+            "EveryMinutes(-1)",
+            f"EveryMinutes({10**400})",
+            "Latest",
+            "os.system(1)",
+            "",
+        ),
         *("Latest(" + "[" * 100_000 + end + ")" for end in ("", "]" * 100_000)),
     ],
 )

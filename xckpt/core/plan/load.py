@@ -23,15 +23,15 @@ from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.alike import wanted_dtypes
 from xckpt.core.plan.items import LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import compare, decide_load, stands_for_nothing, target_problems
+from xckpt.core.plan.load_checks import target_problems
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf, loaded_leaves, reads_of
 from xckpt.core.targets.assign import assign
+from xckpt.core.targets.compare import compare, decide_load, opaque_differences, stands_for_nothing
 from xckpt.core.targets.find import find_targets, with_names_of
 from xckpt.core.targets.numbers import fill
-from xckpt.core.targets.objects import opaque_differences
 from xckpt.core.text.arguments import wrong_argument
 from xckpt.core.tree import FlatTree, flatten, rebuild, unflatten
 from xckpt.core.values import Deserialise, decode_content
@@ -158,21 +158,23 @@ class DefaultLoadPlanner(LoadPlanner):
         unexpected: Severity | None = None,
         cast: bool = False,
         in_place: bool = False,
-        new_leaves: NewLeaves = numpy_leaves,
+        new_leaves: NewLeaves | None = None,
         picks: Callable[[str], bool] | None = None,
         deserialise: Deserialise | None = None,
     ) -> None:
         for name, flag in dict[str, object](strict=strict, cast=cast, in_place=in_place).items():
             if not isinstance(flag, bool | np.bool_):
                 raise wrong_argument("DefaultLoadPlanner", name, "True or False", flag)
-        for name, function in {"picks": picks, "deserialise": deserialise}.items():
-            if function is not None and not callable(function):
-                raise wrong_argument("DefaultLoadPlanner", name, "a function", function)
+        functions = {"new_leaves": new_leaves, "picks": picks, "deserialise": deserialise}
+        for name, given in functions.items():
+            if given is not None and not callable(given):
+                raise wrong_argument("DefaultLoadPlanner", name, "a function", given)
         self.strictness = Strictness.of(strict, missing, unexpected)
         self.cast, self.in_place, self.always_in_place = cast, in_place, in_place
-        self._new_leaves, self._picks, self._deserialise = new_leaves, picks, deserialise
+        self._new_leaves, self._picks = new_leaves or numpy_leaves, picks
+        self._deserialise = deserialise
         self.metadata = Metadata({})
-        self.state_dict: dict[str, object] = {}
+        self._leaves = self.state_dict = dict[str, object]()
         self.is_coordinator = False
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
@@ -182,7 +184,6 @@ class DefaultLoadPlanner(LoadPlanner):
         self._untouched: Mapping[str, object] = {}
         self._stored_names: Mapping[str, str] = {}
         """Leaf name -> its name in the checkpoint, where that is another one."""
-        self._leaves = self.state_dict
         self._left: tuple[str, ...] = ()
         """Stored leaves that no rank wants."""
         self._lock = threading.Lock()
@@ -278,9 +279,8 @@ class DefaultLoadPlanner(LoadPlanner):
         }
         problems = target_problems(plan.items, wanted)
         if problems:
-            raise PlanError.listing(
-                "the plan of this rank does not fill every target exactly once", problems
-            )
+            fault = "the plan of this rank does not fill every target exactly once"
+            raise PlanError.listing(fault, problems)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Decode a Python value, or keep opaque bytes as they are; a number may fill an array.

@@ -1,166 +1,23 @@
-"""What a load must not do: take what does not fit, leave a target unfilled, read what is not there.
-
-1. `compare` holds the targets of a tree against the checkpoint, and `unexpected` finds what no
-   target asks for: the differences in words, for each leaf. `decide_load` holds them against the
-   caller's rules, for all ranks.
+"""What a load must not do: leave a target unfilled, or read what is not there.
 
 The default planner's plans are right by construction, but every hook of it can be overridden, and a
 target that keeps stale values silently is the worst that a load can do. So before anything is read:
 
-2. `check_sources` holds each item against the stored arrays: it must lie in one.
-3. `target_problems` holds all items against what is wanted: each box must be filled exactly once,
+1. `check_sources` holds each item against the stored arrays: it must lie in one.
+2. `target_problems` holds all items against what is wanted: each box must be filled exactly once,
    each value read once. Most boxes are filled by one item; only the others need box algebra.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.leaf import TargetLeaf
-from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.alike import check_alike
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, mismatch
 from xckpt.core.plan.reads.items import ReadItems, Row
-from xckpt.core.plan.report import Strictness
-from xckpt.core.problem import Problem
-from xckpt.core.targets.numbers import NumberTarget, number_difference
-from xckpt.core.targets.objects import TENSOR_WANTED, not_stored
 from xckpt.errors import PlanError
-
-
-def compare(
-    targets: Mapping[str, TargetLeaf | None],
-    metadata: Metadata,
-    *,
-    strict: bool = True,
-    cast: bool = False,
-) -> dict[str, Problem]:
-    """Leaf name -> how the target does not fit the checkpoint; empty if everything fits.
-
-    Args:
-        targets: leaf name -> target; None for a Python value.
-        metadata: the checkpoint's.
-        strict: whether a leaf that the checkpoint lacks is a difference.
-        cast: whether another dtype is not.
-
-    Example:
-        >>> compare({"step": None}, Metadata({}))
-        {'step': 'step: wanted, but not in the checkpoint'}
-    """
-    differing: dict[str, Problem] = {}
-    for name, target in targets.items():
-        stored = metadata.state_dict_metadata.get(name)
-        difference, kind = "", "value"
-        if stored is None:
-            if strict:
-                difference, kind = not_stored(name, metadata), MISSING
-        elif isinstance(stored, BytesStorageMetadata):
-            if target is not None:
-                difference = _value_difference(target, stored.kind, cast)
-        elif target is None:
-            difference = (
-                f"the checkpoint holds a {stored.properties.dtype} tensor of shape "
-                f"{stored.size}, not a Python value"
-            )
-        elif isinstance(target, NumberTarget):
-            difference = number_difference(target.stored, target.kind, cast=cast)
-        elif not _is_alike(target, stored):
-            difference = "; ".join(_tensor_differences(target, stored, cast))
-            kind = difference.partition(" ")[0]
-        if difference:
-            differing[name] = Problem(name, kind=kind, text=difference)
-    return differing
-
-
-def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
-    """Why a stored Python value cannot fill a tensor; empty if it may."""
-    if kind == "opaque":
-        return TENSOR_WANTED
-    if tuple(target.shape) or kind not in ("bool", "int", "float", "complex"):
-        return f"the checkpoint holds a Python {kind}, not a tensor"
-    return number_difference(kind, target.dtype, cast=cast) if target.dtype else ""
-
-
-def _is_alike(target: TargetLeaf, stored: TensorStorageMetadata) -> bool:
-    """Whether a target asks for what is stored, as most do; it is quickly seen."""
-    same = target.dtype == stored.properties.dtype and not target.annotation
-    return same and target.shape == stored.size
-
-
-def _tensor_differences(
-    target: TargetLeaf, stored: TensorStorageMetadata, cast: bool
-) -> Iterator[str]:
-    dtype = stored.properties.dtype
-    if tuple(target.shape) != tuple(stored.size):
-        yield f"shape {tuple(stored.size)} in the checkpoint, {tuple(target.shape)} wanted"
-    if target.dtype not in (dtype, ""):
-        if not cast:
-            yield f"dtype {dtype} in the checkpoint, {target.dtype} wanted (cast=True casts)"
-        elif dtype.startswith("complex") and not target.dtype.startswith("complex"):
-            yield f"dtype {dtype} in the checkpoint cannot be cast to {target.dtype}"
-    # Keys may be read as an array and the other way round, but not as keys of another kind.
-    wanted = target.annotation
-    if wanted and stored.annotation and wanted != stored.annotation:
-        yield f"{stored.annotation} in the checkpoint, {wanted} wanted"
-
-
-def stands_for_nothing(containers: Iterable[str], metadata: Metadata) -> list[str]:
-    """Names of containers of the target for which the checkpoint holds a None.
-
-    Orbax stores containers without leaves this way, such as ``optax.EmptyState()``.
-
-    Example:
-        >>> stored = Metadata({"opt/1": BytesStorageMetadata("None")})
-        >>> stands_for_nothing(["opt", "opt/1"], stored)
-        ['opt/1']
-    """
-    leaves = metadata.state_dict_metadata
-    return [name for name in containers if leaves.get(name) == BytesStorageMetadata("None")]
-
-
-def unexpected(left: Iterable[str]) -> list[Problem]:
-    """A problem for each leaf of the checkpoint that no rank wants."""
-    text = "in the checkpoint, but not wanted"
-    return [Problem(name, kind=UNEXPECTED, text=text) for name in left]
-
-
-def decide_load(
-    plans: list[LoadPlan], metadata: Metadata, rules: Strictness, unused: list[str] | None = None
-) -> list[LoadPlan]:
-    """All ranks' plans, with what no rank wants, if the rules allow their differences.
-
-    Args:
-        plans: by rank.
-        metadata: the checkpoint's.
-        rules: the caller's, for leaves that one side lacks.
-        unused: stored leaves that a mapping does not take; None for a load without a mapping.
-
-    Raises:
-        TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
-        PlanError: ranks want a leaf in different dtypes.
-    """
-    check_alike(plans)
-    mapped = unused is not None
-    problems = merged_problems([plan.problems for plan in plans])
-    stored = metadata.state_dict_metadata
-    wanted = dict.fromkeys(name for plan in plans for name in plan.names)
-    left = (*(name for name in stored if name not in wanted), *(unused or ()))
-    missing = [name for name in wanted if name not in stored]
-    if rules.unexpected == "error":
-        problems += unexpected(left)
-    if problems:
-        raise mismatch(problems, mapped=mapped)
-    if stored and len(missing) == len(wanted):
-        # A wrong key looks like this: it must not pass for a load.
-        gone = [Problem(n, kind=MISSING, text=not_stored(n, metadata)) for n in missing]
-        advice = "an error under any rule, since nothing would be loaded"
-        raise mismatch([*gone, *unexpected(left)], advice, mapped=mapped)
-    rules.warn(missing, left)
-    return [replace(plan, left=left) for plan in plans] if left else plans
 
 
 def check_sources(plan: LoadPlan, metadata: Metadata) -> None:

@@ -17,7 +17,7 @@ from typing import Literal, SupportsFloat, TypeAlias, cast, overload
 
 from xckpt.core.run.numbers import whole
 from xckpt.core.run.record import StepRecord
-from xckpt.core.run.signals import signal_named
+from xckpt.core.run.signals import signals_named
 
 SECONDS = 60.0
 """Of a minute."""
@@ -198,10 +198,10 @@ class OnPreemption:
         True
     """
 
-    signals: Collection[str | int] = (signal.SIGTERM,)
+    signals: str | int | Collection[str | int] = signal.SIGTERM
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "signals", frozenset(map(signal_named, self.signals)))
+        object.__setattr__(self, "signals", signals_named(self.signals))
 
     def __call__(self, moment: Moment, /) -> bool:
         """Whether to save now."""
@@ -321,7 +321,7 @@ def signals_of(policies: Iterable[object]) -> frozenset[signal.Signals]:
         True
     """
     asked = [policy for policy in policies if isinstance(policy, OnPreemption)] or [OnPreemption()]
-    return frozenset(signal_named(each) for policy in asked for each in policy.signals)
+    return frozenset(each for policy in asked for each in signals_named(policy.signals))
 
 
 def _count(what: str, n: object) -> int:
@@ -337,7 +337,10 @@ def _count(what: str, n: object) -> int:
 def _minutes(what: str, m: object) -> float:
     if not isinstance(m, SupportsFloat) or isinstance(m, bool):
         raise TypeError(f"{what} takes a number of minutes, not a {type(m).__name__}")
-    minutes = m if isinstance(m, int) else float(m)
+    try:
+        minutes = float(m)
+    except OverflowError:
+        raise ValueError(f"{what} takes a number that a float holds") from None
     if not minutes > 0:
         raise ValueError(f"{what} takes more than 0 minutes, got {m}")
-    return minutes
+    return m if isinstance(m, int) else minutes

@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
+
+
+def signals_named(given: str | int | Collection[str | int]) -> frozenset[signal.Signals]:
+    """Signals by their names or numbers, one or several.
+
+    Raises:
+        ValueError: some are none, or cannot be noted.
+
+    Example:
+        >>> signals_named("SIGTERM") == signals_named([signal.SIGTERM, 15])
+        True
+    """
+    several = given if isinstance(given, Collection) and not isinstance(given, str) else [given]
+    return frozenset(map(signal_named, several))
 
 
 def signal_named(given: str | int) -> signal.Signals:

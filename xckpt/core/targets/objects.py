@@ -1,46 +1,14 @@
 """Objects that a serialiser made bytes of: which targets take them.
 
-1. `opaque_differences`: bytes have no place in a Python value of another type.
-2. `check_object_target`: an object of an unknown class is a target only where a deserialiser makes
+1. `check_object_target`: an object of an unknown class is a target only where a deserialiser makes
    it again.
-3. `not_stored`: what lies inside such an object is not a leaf.
+2. `not_stored`: what lies inside such an object is not a leaf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
-
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
-from xckpt.core.problem import Problem
 from xckpt.errors import UnsupportedLeafError
-
-_OPAQUE: Final = (
-    "the checkpoint holds an object that its writer serialised, not a {}; a target of bytes takes "
-    "it as it is"
-)
-TENSOR_WANTED: Final = _OPAQUE.format("tensor")
-
-
-def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[str, Problem]:
-    """Leaf name -> the message that an object stored as bytes does not fit a value of another type.
-
-    Args:
-        likes: leaf name -> what it is to be like.
-        metadata: the checkpoint's.
-
-    Example:
-        >>> stored = Metadata({"a": BytesStorageMetadata("opaque")})
-        >>> list(opaque_differences({"a": 0}, stored)), list(opaque_differences({"a": b""}, stored))
-        (['a'], [])
-    """
-    stored = metadata.state_dict_metadata
-    return {
-        name: Problem(name, kind="value", text=_OPAQUE.format(f"Python {type(like).__name__}"))
-        for name, like in likes.items()
-        if type(like) in (bool, int, float, complex, str)
-        and stored.get(name) == BytesStorageMetadata("opaque")
-    }
 
 
 def check_object_target(name: str, like: object, metadata: Metadata, deserialises: bool) -> None:
