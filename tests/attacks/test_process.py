@@ -259,7 +259,8 @@ def no_leaks(path: str) -> list[Any]:
             memory = int(fields.partition("VmRSS:")[2].split()[0])
             threads = int(fields.partition("Threads:")[2].split()[0])
             seen.append([len(os.listdir("/proc/self/fd")), threads, memory])
-    assert seen[1][0] <= seen[0][0] + 1 and seen[1][1] <= seen[0][1] + 1, seen
+    # One thread or file a round would be 30. A busy machine has TensorStore start some of its own.
+    assert seen[1][0] <= seen[0][0] + 1 and seen[1][1] < seen[0][1] + 15, seen
     assert seen[1][2] < seen[0][2] + (24 << 10), seen
     return save_and_load(path)
 

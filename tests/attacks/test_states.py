@@ -80,7 +80,7 @@ STATES: dict[str, tuple[Callable[[], Any], str]] = {
     "a bytes key": (lambda: {b"a": 1}, "is a bytes"),
     "an enum key": (lambda: {Color.RED: 1}, "is a Color"),
     "a key of a megabyte": (lambda: {"k" * 1_000_000: 1}, ""),
-    "a lone surrogate": (lambda: {"\ud800": 1}, "no text that UTF-8"),
+    "a lone surrogate": (lambda: {"\ud800": 1}, "not text that UTF-8"),
     "an int key of 5000 digits": (lambda: {10**5000: 1}, "key"),
     "NUL, empty and bidi keys": (lambda: {"a\0b": 1, "": {"": 2}, "\u202ea\x1b[2J": 3}, ""),
     "int and str keys alike": (lambda: {0: 1, "0": 2, -1: 3}, ""),
