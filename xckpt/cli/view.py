@@ -61,20 +61,24 @@ def view_command(
     """
     import xckpt
 
+    if leaf is not None and output is None:
+        raise click.UsageError("--leaf draws to a file: add --output FILE.svg or FILE.png")
     try:
         with progress_bar("comparing") if diff else nullcontext() as bar:
             options = xckpt.LoadOptions(progress=bar)
             view = xckpt.view(path, plan=_text(plan), diff=diff, options=options)
     except ValueError as error:
+        if isinstance(error, xckpt.PathError) or not plan:
+            raise
         raise click.UsageError(f"--plan: {error}") from error
+    if output is not None:
+        _write(view, output, leaf)
     if as_json:
         print_json(view.page)
         return
     if output is not None:
-        _write(view, output, leaf)
+        say(f"{output}: {os.path.getsize(output):,} bytes")
         return
-    if leaf is not None:
-        raise click.UsageError("--leaf draws to a file: add --output FILE.svg or FILE.png")
     from xckpt.viewer.server import PageServer
 
     try:
@@ -101,7 +105,6 @@ def _write(view: CheckpointView, output: str, leaf: str | None) -> None:
         raise click.UsageError(message) from error
     except ImportError as error:
         raise Failure(str(error)) from error
-    say(f"{output}: {os.path.getsize(output):,} bytes")
 
 
 def _text(plan: str) -> str:
