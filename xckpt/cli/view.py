@@ -59,18 +59,9 @@ def view_command(
     chunks, and how many bytes more than are wanted. In a file, a line "mesh data=2 x model=4" comes
     before lines such as "model/*: data, model", and "hosts 2" says how many share the ranks.
     """
-    import xckpt
-
     if leaf is not None and output is None:
         raise click.UsageError("--leaf draws to a file: add --output FILE.svg or FILE.png")
-    try:
-        with progress_bar("comparing") if diff else nullcontext() as bar:
-            options = xckpt.LoadOptions(progress=bar)
-            view = xckpt.view(path, plan=_text(plan), diff=diff, options=options)
-    except ValueError as error:
-        if isinstance(error, xckpt.PathError) or not plan:
-            raise
-        raise click.UsageError(f"--plan: {error}") from error
+    view = _view(path, plan, diff)
     if output is not None:
         _write(view, output, leaf)
     if as_json:
@@ -92,6 +83,19 @@ def view_command(
             webbrowser.open(server.url)
         with suppress(KeyboardInterrupt):
             server.serve_forever()
+
+
+def _view(path: str, plan: str, diff: str | None) -> CheckpointView:
+    import xckpt
+
+    try:
+        with progress_bar("comparing") if diff else nullcontext() as bar:
+            options = xckpt.LoadOptions(progress=bar)
+            return xckpt.view(path, plan=_text(plan), diff=diff, options=options)
+    except ValueError as error:
+        if isinstance(error, xckpt.PathError) or not plan:
+            raise
+        raise click.UsageError(f"--plan: {error}") from error
 
 
 def _write(view: CheckpointView, output: str, leaf: str | None) -> None:
