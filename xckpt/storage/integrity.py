@@ -18,7 +18,7 @@ import tensorstore as ts
 
 from xckpt.core.geometry.box import Int64s
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.codec import parse
+from xckpt.core.manifest.codec import MAX_BYTES, parse
 from xckpt.core.manifest.entries import Manifest, array_document, arrays, documents
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.problem import Problem
@@ -63,8 +63,8 @@ class Integrity:
     """Of the checkpoint's chunks."""
     places: Places
     """Of its packed chunks."""
-    stored: bytes = b""
-    """The digest of the manifest as it is stored; empty if unknown."""
+    stored: tuple[int, bytes] = (MAX_BYTES, b"")
+    """Length and digest of the manifest as it is stored."""
     _checked: set[str] = field(default_factory=set)
     """Keys of the documents that were compared already."""
 
@@ -78,21 +78,31 @@ class Integrity:
         try:
             yield
         except (CorruptCheckpointError, StorageError) as error:
-            with storage_errors(self.home):
-                present = answer(open_store(self.home).read(MANIFEST), self.home)
             with contextlib.suppress(ManifestError):
-                if present.state != "value" or self._is_another(present.value):
+                if self._is_another(self._present()):
                     raise CheckpointReplacedError(
                         f"{self.home} was replaced or removed while it was read; "
                         f"open it again to read what is there now"
                     ) from error
             raise
 
-    def _is_another(self, stored: bytes) -> bool:
-        """Whether the stored manifest is another one than this checkpoint's."""
-        if digest_bytes(stored) == self.stored:  # usually it is the same
+    def _present(self) -> bytes | None:
+        """The manifest that is stored now; None if there is none. Of a local file no more than one
+        byte beyond the length it had, for anything may have taken its place.
+        """
+        with storage_errors(self.home):
+            if self.home.driver == "file":
+                return file_content(f"{self.home.path}/{MANIFEST}", self.stored[0])
+            present = answer(open_store(self.home).read(MANIFEST), self.home)
+        return present.value if present.state == "value" else None
+
+    def _is_another(self, present: bytes | None) -> bool:
+        """Whether the manifest that is stored now is another one than this checkpoint's."""
+        if present is None or len(present) > self.stored[0]:
+            return True
+        if digest_bytes(present) == self.stored[1]:  # usually it is the same
             return False
-        return parse(stored, digest_bytes) != self.manifest
+        return parse(present, digest_bytes) != self.manifest
 
     def prepare(self, wanted: Sequence[ZarrArray]) -> None:
         """Ask for the digests and places of arrays, once.

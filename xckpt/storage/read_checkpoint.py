@@ -133,7 +133,7 @@ class ZarrStorageReader:
         root = self.location.within(parsed.root)
         memory = self.options.memory_bytes
         self.source = ChunkSource(self.location, root, parsed, memory, self.host_ranks)
-        self.source.integrity.stored = digest_bytes(manifest)
+        self.source.integrity.stored = len(manifest), digest_bytes(manifest)
         self._may_share = ranks > 1 and self.options.share_reads is not False
         self.entries = {leaf.name: leaf for leaf in parsed.leaves}
         return to_metadata(parsed, self.entries)

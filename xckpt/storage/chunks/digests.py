@@ -213,7 +213,14 @@ class Digests:
         return self._whole
 
     def _ask(self, first: int, count: int) -> _Read:
-        """Begin to read ``count`` digests of the file."""
+        """Begin to read ``count`` digests of the file.
+
+        Raises:
+            CorruptCheckpointError: a local file is none that can be read, or too long.
+        """
+        problem = file_problem(self.root, self.key, self.nbytes)
+        if problem:
+            raise CorruptCheckpointError(f"{self.root}: {self.key} is {problem}")
         low = self.before + first * DIGEST_BYTES
         where = slice(low, low + count * DIGEST_BYTES)
         return open_store(self.root).read(self.key, byte_range=where)
