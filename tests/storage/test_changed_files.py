@@ -53,14 +53,11 @@ def test_a_long_side_file(
     for call in (
         lambda: xckpt.load(packed),
         lambda: xckpt.open(packed).array("w")[3:5],
-        lambda: xckpt.save(packed.with_name("next"), {"w": np.ones(400)}, base=packed),
     ):
-        try:
+        with pytest.raises(xckpt.CorruptCheckpointError, match=f"{packed}.*: {name} is "):
             call()
-        except xckpt.CorruptCheckpointError as error:
-            assert str(packed) in str(error) and name in str(error)
-        else:
-            assert xckpt.open(packed.with_name("next")).verify() == []
+    xckpt.save(packed.with_name("next"), {"w": np.ones(400)}, base=packed)
+    assert xckpt.open(packed.with_name("next")).verify() == []
     assert [str(problem).partition(":")[0] for problem in xckpt.open(packed).verify()] == [name]
 
 

@@ -133,3 +133,30 @@ def test_an_absent_entry_of_a_list_is_none(tmp_path: Path) -> None:
     (folder / ".metadata").write_bytes(encode(replace(described, paths={"w": ("l", 2)})))
     source = open_source(folder)
     assert source.values == {"l/0": None, "l/1": None} and list(source.specs) == ["l/2"]
+
+
+def test_absent_entries_share_the_memory(tmp_path: Path) -> None:
+    """A few bytes name the last of a list; all before it become leaves."""
+    names = [f"w{n}" for n in range(3)]
+    folder = save_alone({name: torch.ones(1) for name in names}, tmp_path / "dcp")
+    described = parse((folder / ".metadata").read_bytes())
+    paths = {name: (name, 60_000) for name in names}
+    (folder / ".metadata").write_bytes(encode(replace(described, paths=paths)))
+    little = xckpt.LoadOptions(memory_bytes=1)
+    words = r"w2: a list with an entry at 60,000; those that are absent take memory_bytes"
+    with pytest.raises(xckpt.ManifestError, match=words):
+        open_source(folder, options=little)
+
+
+@pytest.mark.parametrize("by", [0, 3])
+def test_entries_of_bytes_that_share_some(tmp_path: Path, by: int) -> None:
+    """A file of a kilobyte could become a thousand values."""
+    folder = save_alone({"a": 1, "b": 2}, tmp_path / "dcp")
+    described = parse((folder / ".metadata").read_bytes())
+    at = described.objects["a"]
+    objects = {"a": at, "b": replace(at, offset=at.offset + by)}
+    (folder / ".metadata").write_bytes(encode(replace(described, objects=objects)))
+    with pytest.raises(
+        xckpt.ManifestError, match=f"b: stored where a is, at byte {at.offset + by}"
+    ):
+        open_source(folder)

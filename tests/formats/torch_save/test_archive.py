@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.torch.dcp.folders import raw
+from xckpt.core.manifest import memory
 from xckpt.errors import (
     CorruptCheckpointError,
+    ManifestError,
     StorageError,
     UnsafePickleError,
     UnsupportedLeafError,
@@ -199,3 +202,45 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CorruptCheckpointError, match="not a plain file"):
         Archive.open(tmp_path, Where("pipe", 0, 10))
+
+
+def with_entries(content: bytes, entries: dict[str, bytes]) -> bytes:
+    """An archive with more entries at its end."""
+    stream = io.BytesIO(content)
+    with zipfile.ZipFile(stream, "a") as added, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a name that is there already
+        for name, data in entries.items():
+            added.writestr(name, data)
+    return stream.getvalue()
+
+
+def test_an_entry_outside_of_the_archives_folder_is_none_of_it(tmp_path: Path) -> None:
+    """`data/0` is another than `archive/data/0`, to torch too."""
+    found = opened(tmp_path, with_entries(archive(torch.arange(4)), {"data/0": bytes(32)})).value()
+    assert isinstance(found, MappedTensor)
+    assert found.array().tolist() == [0, 1, 2, 3]
+
+
+def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
+    """torch takes the first, other readers the last."""
+    content = with_entries(archive(torch.arange(4)), {"archive/data/0": bytes(32)})
+    with pytest.raises(CorruptCheckpointError, match="two entries archive/data/0"):
+        opened(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    "what, count", [("a directory of 6,", 100), ("a data.pkl of ", 1)], ids=["entries", "pickle"]
+)
+def test_what_describes_an_archive_is_bounded_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, count: int
+) -> None:
+    """46 bytes of a directory become ten times as many; a pickle may be a hole in a file."""
+    monkeypatch.setattr(memory, "LEAST_LIMIT", 1)
+    content = with_entries(
+        archive("x" * 9000 if count == 1 else 1), {f"archive/{n:010}": b"" for n in range(count)}
+    )
+    (tmp_path / "file").write_bytes(content)
+    where = Where("file", 0, len(content))
+    assert Archive.open(tmp_path, where, 1 << 20).value() in (1, "x" * 9000)
+    with pytest.raises(ManifestError, match=rf"{what}.* takes .*memory_bytes \(19.5 KiB\)"):
+        Archive.open(tmp_path, where, 20_000)

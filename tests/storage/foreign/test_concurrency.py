@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from xckpt.errors import CorruptCheckpointError, ManifestError, UnsafePickleError, XckptError
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
@@ -59,3 +62,17 @@ def test_all_faults_of_the_worst_kind_are_listed(tmp_path: Path, place: str) -> 
     with pytest.raises(ManifestError, match="cannot be read") as listed:
         map_named(path, fail, numbers(4))
     assert listed.value.problems == ("item 1: odd", "item 3: a", "item 3: b")
+
+
+def test_what_a_refused_item_has_read_is_forgotten(tmp_path: Path) -> None:
+    """Its error's traceback would hold that in a cycle, which a collector may never look at."""
+    read: list[weakref.ref[NDArray[np.uint8]]] = []
+
+    def fail(number: int) -> None:
+        content = np.zeros(number, np.uint8)
+        read.append(weakref.ref(content))
+        raise ManifestError("odd")
+
+    with pytest.raises(ManifestError):
+        map_named(tmp_path, fail, numbers(3))
+    assert [each() for each in read] == [None] * 3

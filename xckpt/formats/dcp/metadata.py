@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Final
 
@@ -163,6 +164,7 @@ class _Reader:
             raise UnsupportedLeafError.listing("it holds what cannot be read", self.unsupported)
         if self.uncovered:
             raise PlanError.listing("the chunks do not make up whole tensors", self.uncovered)
+        _check_apart(objects)
         given = key_paths(self.planner_data)
         paths = {name: given.get(name, (name,)) for name in described}
         return DCPMetadata(tensors, objects, paths, tuple(described))
@@ -260,6 +262,18 @@ class _Reader:
         else:
             return dtype
         return None
+
+
+def _check_apart(objects: Mapping[str, Where]) -> None:
+    """Refuse entries of bytes that share some: few could be made into any number of values.
+
+    Raises:
+        ManifestError: there are such entries.
+    """
+    placed = sorted((at.file, at.offset, at.offset + at.length, n) for n, at in objects.items())
+    for (file, _, end, name), (next_file, start, _, other) in pairwise(placed):
+        if file == next_file and start < end:
+            raise ManifestError(f"{other}: stored where {name} is, at byte {start:,} of {file}")
 
 
 def _fields(value: object, kind: str, name: str = "") -> Mapping[str, object]:

@@ -35,7 +35,7 @@ from xckpt.formats.dcp.metadata import DCPMetadata, parse
 from xckpt.formats.source import Opaque
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.source import MappedParts, MappedSource
-from xckpt.formats.torch_save.values import MappedTensor
+from xckpt.formats.torch_save.values import PART_BYTES, MappedTensor
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.files import open_file
@@ -44,8 +44,6 @@ from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64
 """Files that are held open at a time."""
-MOST_POSITIONS: Final = 1 << 20
-"""Longest list of entries, those included that are absent."""
 
 
 class DCPSource(MappedSource):
@@ -95,7 +93,7 @@ class DCPSource(MappedSource):
             leaves = {fqn: leaf for fqn, leaf in leaves.items() if fqn not in objects}
             self.skipped = {fqn: leaf.reason for fqn, leaf in objects.items()}
         with naming(folder):
-            tree = flatten(_tree(described, leaves))
+            tree = flatten(_tree(described, leaves, memory))
         super().__init__(folder, tree, MOST_OPEN)
         self._identity = hashlib.sha256(data).digest()
 
@@ -164,7 +162,7 @@ def _chunk(folder: FilePath, memory_bytes: int, where: Where, dtype: str, box: B
     Raises:
         XckptError: it cannot be read, or differs from the metadata.
     """
-    part = Archive.open(folder, where).value(memory_bytes)
+    part = Archive.open(folder, where, memory_bytes).value(memory_bytes)
     if not isinstance(part, MappedTensor):
         stored = f"a {type(part).__name__}"
     elif (part.dtype, part.shape) != (dtype, box.sizes):
@@ -184,7 +182,7 @@ def _object(folder: FilePath, where: Where, opaque: bool, memory_bytes: int) -> 
         CorruptCheckpointError: the file is missing, truncated or damaged.
     """
     try:
-        value = Archive.open(folder, where).value(memory_bytes)
+        value = Archive.open(folder, where, memory_bytes).value(memory_bytes)
         flatten(value)
     except (UnsafePickleError, UnsupportedLeafError) as error:
         reason = "; ".join(map(str, error.problems)) or str(error)
@@ -203,7 +201,7 @@ def _content(folder: FilePath, where: Where) -> bytes:
         return file.fetch([(where.offset, where.offset + where.length)])[0]
 
 
-def _tree(described: DCPMetadata, leaves: Mapping[str, object]) -> object:
+def _tree(described: DCPMetadata, leaves: Mapping[str, object], memory_bytes: int) -> object:
     """The tree of key paths: an int is a position in a list, a string a key of a dict.
 
     An absent entry of a list becomes None, as in torch.
@@ -225,15 +223,20 @@ def _tree(described: DCPMetadata, leaves: Mapping[str, object]) -> object:
         entries[name] = leaf
         paths.append(path)
     lists: list[KeyPath] = []
+    left = max(memory_bytes, LEAST_LIMIT) // PART_BYTES
     for path, below in keys_below(paths).items():
         positions = {key for key in below if isinstance(key, int)}
         if positions != below:
             continue
         lists.append(path)
         last = max(positions)
-        if last >= MOST_POSITIONS:
-            problems.append(f"{join_keys(path)}: a list with an entry at {last:,}")
-            continue
+        left -= last
+        if left < 0:
+            problems.append(
+                f"{join_keys(path)}: a list with an entry at {last:,}; those that are absent take "
+                f"memory_bytes, {PART_BYTES} bytes each; {RAISE}"
+            )
+            break
         absent = set(range(last)) - positions
         entries.update({join_keys((*path, number)): None for number in absent})
     try:

@@ -22,15 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
+from xckpt.core.manifest.memory import COPIES, check_memory
+from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError
 from xckpt.formats.torch_save.values import Storage, read_value
 from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, naming
 from xckpt.storage.location import storage_errors
 
-MAX_PICKLE_BYTES: Final = 1 << 28
-"""Longest ``data.pkl`` that is read."""
+ENTRY_TIMES: Final = 16
+"""How many times the bytes of an archive's directory are taken to describe its entries."""
 
 EDGE_BYTES: Final = 1 << 12
 """Bytes that are read ahead at each end of an archive in a bucket."""
@@ -63,10 +64,16 @@ class Archive:
     little_endian: bool
 
     @classmethod
-    def open(cls, folder: FilePath, where: Where) -> Archive:
+    def open(cls, folder: FilePath, where: Where, memory_bytes: int = MEMORY_BYTES) -> Archive:
         """Find the entries of an archive.
 
+        Args:
+            folder: where the file is.
+            where: the archive's range of it.
+            memory_bytes: what the description of its entries may take, and ``data.pkl``.
+
         Raises:
+            ManifestError: they take more.
             CorruptCheckpointError: the file is missing or too short, or holds no such archive.
             UnsupportedLeafError: it holds safetensors.
             StorageError: the file cannot be read.
@@ -85,8 +92,8 @@ class Archive:
                         f"at {there}"
                     )
                 with naming(f"{path}: bytes {there}"):
-                    view = _FileRange(file, where)
-                    records = _records(view)
+                    view = _FileRange(file, where, memory_bytes)
+                    records = _records(view, memory_bytes)
                     pickled, order = view.ranges(
                         [records["data.pkl"], records.get("byteorder", (0, 0))]
                     )
@@ -134,8 +141,9 @@ def _no_storage(key: str, dtype: str | None) -> Storage:
 class _FileRange:
     """A range of a file, as `zipfile` reads a file; in a bucket both ends are read ahead."""
 
-    def __init__(self, file: RangeFile, where: Where) -> None:
+    def __init__(self, file: RangeFile, where: Where, memory_bytes: int) -> None:
         self._file, self._start, self.length, self._at = file, where.offset, where.length, 0
+        self._memory = memory_bytes
         self._edges: list[tuple[int, bytes]] = []
         if file.free_bytes:
             edge = min(EDGE_BYTES, self.length)
@@ -153,11 +161,14 @@ class _FileRange:
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes; all of them by default."""
+        """The next bytes; all of them by default.
+
+        Raises:
+            ManifestError: they are a directory whose description takes too much memory.
+        """
         left = max(0, self.length - self._at)
         size = left if size < 0 else min(size, left)
-        if size > MAX_PICKLE_BYTES:
-            raise ValueError(f"a directory or pickle of {size:,} bytes")
+        check_memory(ENTRY_TIMES * size, f"a directory of {size:,} bytes", self._memory)
         [data] = self.ranges([(self._at, size)])
         self._at += len(data)
         return data
@@ -204,10 +215,12 @@ def stated_length(file: RangeFile) -> int:
     return offset + size + len(tail) - at
 
 
-def _records(view: _FileRange) -> dict[str, tuple[int, int]]:
+def _records(view: _FileRange, memory_bytes: int) -> dict[str, tuple[int, int]]:
     """Name within the archive -> start and length of each entry."""
     try:
         entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
+    except ManifestError:
+        raise
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
         if view.ranges([(8, 2)]) == [b'{"']:
             raise UnsupportedLeafError(
@@ -218,14 +231,16 @@ def _records(view: _FileRange) -> dict[str, tuple[int, int]]:
     root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
     if root is None:
         raise CorruptCheckpointError("an archive without data.pkl")
+    entries = [entry for entry in entries if entry.filename.startswith(root)]
     headers = view.ranges([(entry.header_offset, _LOCAL_HEADER.size) for entry in entries])
-    records = {
-        entry.filename.removeprefix(root): _range(header, entry, view.length)
-        for entry, header in zip(entries, headers, strict=True)
-    }
+    records: dict[str, tuple[int, int]] = {}
+    for entry, header in zip(entries, headers, strict=True):
+        found = _range(header, entry, view.length)
+        # Readers differ in which of two they take.
+        if records.setdefault(entry.filename.removeprefix(root), found) != found:
+            raise CorruptCheckpointError(f"an archive with two entries {entry.filename[:80]}")
     length = records["data.pkl"][1]
-    if length > MAX_PICKLE_BYTES:
-        raise CorruptCheckpointError(f"an archive with {length:,} bytes of data.pkl")
+    check_memory(COPIES * length, f"a data.pkl of {length:,} bytes", memory_bytes)
     return records
 
 

@@ -208,7 +208,7 @@ def _tree(path: FilePath, memory_bytes: int) -> tuple[FlatTree, bytes]:
             )
         size = file.size(lambda: stated_length(file))
         state = file.state()
-    archive = Archive.open(path.parent, Where(path.name, 0, size))
+    archive = Archive.open(path.parent, Where(path.name, 0, size), memory_bytes)
     state_text = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
     try:
         return flatten(archive.value(memory_bytes)), state_text

@@ -13,7 +13,7 @@ import resource
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import (
@@ -30,6 +30,14 @@ BUCKET_THREADS: Final = 16
 
 FAULTS: Final = (UnsafePickleError, ManifestError, CorruptCheckpointError, UnsupportedLeafError)
 """The errors that an item may have, the worst first."""
+
+
+class _Fault(NamedTuple):
+    """An error without its traceback, which would hold all that was read, in a cycle with it."""
+
+    kind: type[XckptError]
+    problems: tuple[str, ...]
+
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -77,11 +85,11 @@ def map_named(
         [1, 2]
     """
 
-    def tried(item: T) -> R | XckptError:
+    def tried(item: T) -> R | _Fault:
         try:
             return function(item)
         except FAULTS as error:
-            return error
+            return _Fault(type(error), error.problems or (str(error),))
 
     named = list(items)
     threads = reading_threads(path)
@@ -93,10 +101,10 @@ def map_named(
     for kind in FAULTS:
         problems = [
             f"{name}: {line}"
-            for (name, _), error in zip(named, results, strict=True)
-            if isinstance(error, kind)
-            for line in error.problems or (str(error),)
+            for (name, _), fault in zip(named, results, strict=True)
+            if isinstance(fault, _Fault) and issubclass(fault.kind, kind)
+            for line in fault.problems
         ]
         if problems:
             raise kind.listing(f"{path} cannot be read", problems)
-    return [result for result in results if not isinstance(result, XckptError)]
+    return [result for result in results if not isinstance(result, _Fault)]
