@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 from xckpt.cli.output import Failure
 from xckpt.core.near_names import no_such_name
-from xckpt.core.part.selection import NamePattern, with_containers
+from xckpt.core.part.selection import NamePattern
 
 
 def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -26,11 +27,14 @@ def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str
         meant = NamePattern(pattern)
         found = [name for name in names if meant.fits(name)]
         if not found:
-            raise no_such_leaf(path, with_containers(names), pattern)
+            from xckpt.cli.report import path_of
+
+            nodes = dict.fromkeys(chain.from_iterable(map(path_of, names)))
+            raise no_such_leaf(path, list(nodes), pattern)
         kept.update(found)
     return [name for name in names if name in kept]
 
 
-def no_such_leaf(path: str, names: Iterable[str], name: str) -> Failure:
+def no_such_leaf(path: str, names: Sequence[str], name: str) -> Failure:
     """The failure of a command whose leaf is not there."""
     return Failure(no_such_name(name, names, path, "xckpt ls lists the leaves"))

@@ -20,8 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Final
 
 import numpy as np
@@ -122,8 +122,8 @@ class Budget:
 
     Example:
         >>> budget = Budget(100)
-        >>> with budget.taken(70):
-        ...     budget.has_room(40)
+        >>> budget.reserve(70)
+        >>> budget.has_room(40)
         False
     """
 
@@ -154,15 +154,6 @@ class Budget:
             self._used -= min(size, self.budget)
             self._freed.notify_all()
 
-    @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        """``size`` bytes are taken in the ``with`` block."""
-        self.reserve(size)
-        try:
-            yield
-        finally:
-            self.release(size)
-
 
 class Pool(Budget):
     """A thread pool with a budget of bytes.
@@ -182,9 +173,10 @@ class Pool(Budget):
         """Whether there is one thread, the caller's."""
         self.alone = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
         """Whether the caller should digest and wait itself, if nothing else is to be done."""
-        self._executor = ThreadPoolExecutor(
-            threads or default_threads(), "xckpt", WORK.set, (WORK.get(),)
-        )
+        self._most, self._serving = threads or default_threads(), 0
+        self._executor = ThreadPoolExecutor(self._most, "xckpt", WORK.set, (WORK.get(),))
+        # One queue, because the executor's future costs more than many a task.
+        self._tasks: SimpleQueue[tuple[Callable[[], object], int] | None] = SimpleQueue()
 
     @property
     def failed(self) -> bool:
@@ -201,23 +193,33 @@ class Pool(Budget):
     def submit(self, task: Callable[[], object], size: int = 0) -> None:
         """Have a task run in a thread, unless one has failed already.
 
-        Args:
-            task: what to run.
-            size: bytes that must fit the budget first; they are given back after the task.
+        ``size`` bytes must fit the budget first; they are given back after the task.
         """
         if size:
             self.reserve(size)
-        self._executor.submit(self._run, task, size)
+        self._hand_over(task, size)
 
     def run(self, task: Callable[[], object], size: int) -> None:
         """Run a task whose bytes the caller has reserved: here if there is no other thread."""
         if not self.single:
-            self._executor.submit(self._run, task, size)
+            self._hand_over(task, size)
             return
         try:
             task()
         finally:
             self.release(size)
+
+    def _hand_over(self, task: Callable[[], object], size: int) -> None:
+        self._tasks.put((task, size))
+        if self._serving < self._most:
+            self._serving += 1
+            self._executor.submit(self._serve)
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            self._run(*task)
+            del task  # it may hold much memory
+        self._tasks.put(None)  # for the next thread
 
     def _run(self, task: Callable[[], object], size: int) -> None:
         try:
@@ -236,10 +238,12 @@ class Pool(Budget):
         if error is not None and self._failure is None:
             self._failure = error
         try:
+            self._tasks.put(None)
             self._executor.shutdown(wait=True)
         except BaseException as interrupt:
             # The caller releases next what the threads use: they must have ended first.
             self.fail(interrupt)
+            self._tasks.put(None)
             self._executor.shutdown(wait=True)
             raise
         if error is None and self._failure is not None:
@@ -340,9 +344,7 @@ class SizedItems:
 
     def chosen(self, numbers: Int64s) -> Iterator[tuple[int, WriteItem]]:
         """The bytes of the items with these numbers, and the items, in their order."""
-        items = self._items
-        if isinstance(items, WriteItems):
-            chosen = items.chosen(numbers)
-        else:
-            chosen = (items[number] for number in numbers.data)
+        items, one_by_one = self._items, numbers.data
+        columns = isinstance(items, WriteItems)
+        chosen = items.chosen(numbers) if columns else map(items.__getitem__, one_by_one)
         return zip(self.sizes[numbers].data, chosen, strict=True)

@@ -212,7 +212,7 @@ _FAULTS: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
 
 def reachable(tensor: torch.Tensor) -> bool:
     """Whether NumPy can look at the tensor's memory and see the tensor's values."""
-    return tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
+    return tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg()
 
 
 def to_numpy(tensor: torch.Tensor) -> NDArray[np.generic]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import xckpt
+from xckpt.numpy import ArrayTarget
 from xckpt.storage.chunks.chunk import ChunkSource, PendingRead
 
 
@@ -51,3 +52,23 @@ def test_after_a_failed_load_nothing_writes_into_the_targets(
         xckpt.load_into(tmp_path / "ckpt", targets)
     assert len(begun) > 1
     assert all(slow.ended for slow in begun)
+
+
+@pytest.mark.parametrize("threads", [None, 1])
+def test_a_leaf_of_several_chunks_fills_its_target_without_the_planners_hooks(
+    threads: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": np.arange(64.0).reshape(8, 8), "b": np.arange(3.0)}
+    grid = xckpt.SaveOptions(chunk_bytes=2 * 8 * 8, pack_bytes=0)
+    xckpt.save(tmp_path / "ckpt", state, options=grid)
+    committed: list[tuple[int, ...]] = []
+
+    def commit(target: ArrayTarget, index: int) -> None:
+        committed.append(target.shape)
+
+    monkeypatch.setattr("xckpt.numpy.ArrayTarget.commit", commit)
+    monkeypatch.delattr("xckpt.storage.chunks.read_chunks.Destination")
+    targets = {name: np.zeros_like(array) for name, array in state.items()}
+    xckpt.load_into(tmp_path / "ckpt", targets, options=xckpt.LoadOptions(threads=threads))
+    assert all(np.array_equal(targets[name], state[name]) for name in state)
+    assert sorted(committed) == [(3,), (8, 8)]

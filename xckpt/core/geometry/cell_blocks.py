@@ -6,6 +6,7 @@ chunks is within the limit; along the dimensions before that one, row by row.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from math import prod
 
@@ -53,6 +54,7 @@ def _below(box: Box, chunk: Shape, most: int, axis: int) -> Iterator[Box]:
         low = end
 
 
+@functools.lru_cache(maxsize=1024)
 def cell_at(number: int, shape: Shape, chunk: Shape) -> Box:
     """The box of an array's chunk with a number, in C order.
 

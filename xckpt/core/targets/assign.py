@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, MutableMapping
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
-from xckpt.core.names import KeyPath, join_keys
+from xckpt.core.names import component
 from xckpt.core.part.per_rank import PerRank
 from xckpt.errors import UnsupportedLeafError
 
@@ -41,17 +41,16 @@ def assign(
         >>> assign(tree, {"step": 2, "betas/0": 0.8, "betas/1": 0.99}) is tree, tree
         (True, {'step': 2, 'betas': (0.8, 0.99)})
     """
-    return _assign(tree, (), leaves, adapters, keep)
+    return _assign(tree, "", leaves, adapters, keep)
 
 
 def _assign(
     node: object,
-    keys: KeyPath,
+    name: str,
     leaves: Mapping[str, object],
     adapters: Adapters,
     keep: Collection[str],
 ) -> object:
-    name = join_keys(keys)
     if name in keep:
         return node
     container = adapters.open_container(node)
@@ -59,7 +58,8 @@ def _assign(
         return leaves[name]
     changed: dict[str | int, object] = {}
     for key, child in container[1]:
-        if (new := _assign(child, (*keys, key), leaves, adapters, keep)) is not child:
+        below = f"{name}/{component(key)}" if name else component(key)
+        if (new := _assign(child, below, leaves, adapters, keep)) is not child:
             changed[key] = new
     if not changed:
         return node

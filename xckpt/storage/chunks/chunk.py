@@ -1,12 +1,12 @@
 """The chunks of a checkpoint: each read on its own and verified against its digest.
 
-1. `ChunkSource.begin` starts the read of a `Chunk` into C-contiguous memory. A small chunk that is
-   an object of its own is read as a value; any other through its array, which is opened once.
-2. `ChunkSource.finish` waits for it and compares the digest. The digest is taken at the
-   destination, so it also catches a chunk that was swapped with another, or that an earlier save
-   wrote.
-3. What a local file holds as it is (`xckpt.storage.chunks.plain_files`) is read by `finish` itself,
-   or slab by slab (`ChunkSource.slabs`).
+1. What a local file holds as it is (`xckpt.storage.chunks.plain_files`) is read at once, into
+   C-contiguous memory (`ChunkSource.fill`), or slab by slab (`ChunkSource.slabs`).
+2. `ChunkSource.begin` starts the read of any other `Chunk`. A small chunk that is an object of its
+   own is read as a value; any other through its array, which is opened once. `ChunkSource.finish`
+   waits for it.
+3. The digest is compared, which was taken at the destination: so it also catches a chunk that was
+   swapped with another, or that an earlier save wrote.
 
 `xckpt.storage.chunks.window` has many chunks in flight.
 """
@@ -68,14 +68,11 @@ class PendingRead:
     wait: Callable[[], bytes]
     """Waits until the elements are in `into`; their digest. Raises what TensorStore does, with a
     status."""
-    under_way: bool = True
-    """Whether it makes progress while nothing waits for it."""
 
     def give_up(self) -> None:
         """Wait until nothing writes into the memory any more."""
-        if self.under_way:
-            with contextlib.suppress(Exception):
-                self.wait()
+        with contextlib.suppress(Exception):
+            self.wait()
 
 
 @dataclass(slots=True)
@@ -128,10 +125,13 @@ class ChunkSource:
         Raises:
             CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
         """
-        self.finish(self.begin(chunk, into))
+        if self.is_plain_file(chunk):
+            self.fill(chunk, into)
+        else:
+            self.finish(self.begin(chunk, into))
 
     def begin(self, chunk: Chunk, into: NDArray[np.generic]) -> PendingRead:
-        """Start a `read` whose memory must stay until `finish`.
+        """Start a `read` of no plain file, whose memory must stay until `finish`.
 
         Raises:
             CorruptCheckpointError: what is there cannot be a chunk.
@@ -139,8 +139,6 @@ class ChunkSource:
             ValueError: the checkpoint was closed.
         """
         self.check_open()
-        if self.is_plain_file(chunk):
-            return PendingRead(chunk, into, partial(self._fill, chunk, into), under_way=False)
         if chunk.array.place is not None:
             place = self.integrity.places.place(chunk.array, chunk.number)
             part = slice(place.offset, place.offset + chunk.nbytes)
@@ -162,24 +160,23 @@ class ChunkSource:
             CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
             StorageError: the storage gave no answer.
         """
-        try:
+        with self.file_errors(pending.chunk):
             digest = pending.wait()
-        except CorruptCheckpointError as error:
-            raise self.damage(pending.chunk, str(error)) from error
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self.translated(pending.chunk, error) from error
         self.verify(pending.chunk, digest)
 
-    def translated(self, chunk: Chunk, error: Exception) -> XckptError:
+    def fill(self, chunk: Chunk, into: NDArray[np.generic]) -> None:
+        """`read` a chunk for which `is_plain_file` is true."""
+        self.check_open()
+        self.finish(PendingRead(chunk, into, partial(self._fill, chunk, into)))
+
+    def translated(self, chunk: Chunk, error: OSError | ValueError | RuntimeError) -> XckptError:
         """What a failure of TensorStore says about a chunk."""
         reason = _damage(error)
         if reason:
             return self.damage(chunk, reason)
-        try:
-            with storage_errors(self._place(chunk)):
-                raise error
-        except XckptError as translated:
-            return translated
+        from xckpt.storage.refusals import refusal  # rarely needed
+
+        return error if isinstance(error, XckptError) else refusal(self._place(chunk), error)
 
     def is_plain_file(self, chunk: Chunk) -> bool:
         """Whether a local file holds a chunk's elements as they are, one behind another."""
@@ -217,10 +214,11 @@ class ChunkSource:
     def file_errors(self, chunk: Chunk) -> Iterator[None]:
         """Name the chunk in the error about a file that is damaged or cannot be read."""
         try:
-            with storage_errors(self._place(chunk)):
-                yield
+            yield
         except CorruptCheckpointError as error:
             raise self.damage(chunk, str(error)) from error
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self.translated(chunk, error) from error
 
     def verify(self, chunk: Chunk, digest: bytes) -> None:
         """Compare the digest of what was read with the one that was saved.

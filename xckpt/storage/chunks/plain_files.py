@@ -61,6 +61,8 @@ def is_leading(sizes: Shape, chunk: Shape) -> bool:
         >>> is_leading((4, 8), (4, 8)), is_leading((1, 3, 8), (1, 4, 8)), is_leading((4, 7), (4, 8))
         (True, True, False)
     """
+    if sizes == chunk:  # as most are
+        return True
     axis = next((axis for axis, size in enumerate(sizes) if size > 1), len(sizes))
     return sizes[axis + 1 :] == chunk[axis + 1 :]
 

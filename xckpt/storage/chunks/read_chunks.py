@@ -131,48 +131,58 @@ class Destination:
 class _Destinations:
     """The destinations of a load's items, each made when its first chunk comes.
 
-    None is made for an item that one chunk fills, if the planner leaves it to the leaf's target.
+    None is made for all of a leaf, if the planner leaves it to the leaf's target.
     """
 
     def __init__(self, planner: LoadPlanner, items: ReadItems, requests: ChunkRequests) -> None:
         self._planner = planner
         self._items = items
         self._requests = requests
-        self._parts: list[int] = requests.parts.tolist()
+        self._missing: list[int] = requests.parts.tolist()
+        """How many chunks of each have not landed yet."""
         self._made: dict[int, Destination] = {}
         self._lock = threading.Lock()
 
     def memory(self, number: int) -> NDArray[np.generic]:
         """The memory of a destination; see `Destination.memory`."""
-        if self._parts[number] == 1 and number not in self._made:
+        made = self._made.get(number)
+        if made is None:
             memory = self._of_target(number)
             if memory is not None:
                 return memory
-        with self._lock:
-            made = self._made.get(number)
-            if made is None:
-                about = self._items[number], self._requests.dtype(number), self._parts[number]
-                made = self._made[number] = Destination(self._planner, *about)
+            with self._lock:
+                made = self._made.get(number)
+                if made is None:
+                    about = self._items[number], self._requests.dtype(number), self._missing[number]
+                    made = self._made[number] = Destination(self._planner, *about)
         return made.memory()
 
     def _of_target(self, number: int) -> NDArray[np.generic] | None:
-        """The memory of a leaf that one chunk fills; None if the planner must be asked."""
+        """The memory of a leaf that is read as a whole; None if the planner must be asked."""
         sizes = self._items.rows[number]
         target = self._planner.whole_target(self._items.names[number])
         if target is None or not isinstance(sizes, tuple):
             return None
-        memory = self._planner.adapters.writable_numpy(target.buffer(0))
+        try:
+            memory = self._planner.adapters.writable_numpy(target.buffer(0))
+        except MemoryError:  # the planner names the leaf
+            return None
         return memory if memory is not None and memory.shape == sizes else None
 
     def landed(self, number: int) -> None:
         """Count one more chunk of a destination."""
         made = self._made.get(number)
-        if made is None:
+        if made is not None:
+            if made.landed():
+                del self._made[number]
+            return
+        with self._lock:
+            self._missing[number] -= 1
+            is_last = not self._missing[number]
+        if is_last:
             target = self._planner.whole_target(self._items.names[number])
             assert target is not None
             target.commit(0)
-        elif made.landed():
-            del self._made[number]
 
 
 def read_items(

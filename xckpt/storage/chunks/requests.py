@@ -269,15 +269,15 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
 
     def at(self, row: int) -> ChunkRequest:
         """The request for the chunk of a row of the columns."""
-        number, first, destination = self._columns[0], self._columns[3], self._columns[4]
+        number, first, destination = (self._columns[n].data for n in (0, 3, 4))  # Python's ints
+        array, wanted = self.wanted(destination[first[row]])
+        own = number[row] - array.first
+        whole = wanted.sizes == array.shape == array.chunk  # as most are
+        box = wanted if whole else cell_at(own, array.shape, array.chunk)
+        parts = [_part(destination[first[row]], wanted, box)]
         stop = first[row + 1] if row + 1 < len(first) else len(destination)
-        destinations = destination[first[row] : stop].tolist()
-        array, first_box = self.wanted(destinations[0])
-        own = int(number[row]) - array.first
-        one = array.shape == array.chunk
-        box = Box.whole(array.shape) if one else cell_at(own, array.shape, array.chunk)
-        others = [(each, self.wanted(each)[1]) for each in destinations[1:]]
-        parts = [_part(*each, box) for each in [(destinations[0], first_box), *others]]
+        others = destination[first[row] + 1 : stop]
+        parts += [_part(each, self.wanted(each)[1], box) for each in others]
         return ChunkRequest(Chunk(array, own, box), parts)
 
     def wanted(self, destination: int) -> tuple[ZarrArray, Box]:
@@ -310,10 +310,12 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
     @property
     def unpacked(self) -> Iterator[ZarrArray]:
         """The arrays that are read and are not packed, each once."""
+        number, _, place, first, destination = self._columns
+        rows = np.flatnonzero(place == UNPACKED)
         behind = 0
-        for row in np.flatnonzero(self.places == UNPACKED).tolist():
-            if self.numbers[row] >= behind:
-                array, _ = self.wanted(int(self._columns[4][self._columns[3][row]]))
+        for chunk, wanted in zip(number[rows].data, destination[first[rows]].data, strict=True):
+            if chunk >= behind:
+                array, _ = self.wanted(wanted)
                 behind = array.first + array.count
                 yield array
 
@@ -336,10 +338,11 @@ def _place(array: ZarrArray) -> int:
 
 def _part(destination: int, wanted: Box, chunk: Box) -> Part:
     """The part of a chunk that a box has; both are counted from the array's first element."""
-    if wanted == chunk:
+    if wanted is chunk or wanted == chunk:
         return Part(destination, None, ())
+    if wanted.holds(chunk):
+        return Part(destination, None, chunk.slices(wanted.offsets))
     shared = wanted.meets(chunk)
     assert shared is not None
-    whole = shared == chunk
     region = shared.slices(wanted.offsets)
-    return Part(destination, None if whole else shared.relative_to(chunk.offsets), region)
+    return Part(destination, shared.relative_to(chunk.offsets), region)

@@ -3,11 +3,12 @@
 1. `xckpt.storage.chunks.requests` says which chunks are wanted, and where their parts go.
 2. `ChunkWindow.submit` begins a chunk as soon as the pool's budget has room for it: into its
    destination's own memory if it fills a contiguous part of it (`direct_view`), else into scratch
-   memory, or slab by slab from its file.
+   memory.
 3. The oldest chunk is finished when the budget is full, or by the pool's threads where there are
-   processors for them, or where finishing is reading (`ChunkSource.is_plain_file`): wait, verify,
-   copy the parts to their destinations.
-4. After a failure nothing more is written: leaving the ``with`` block ends what is in flight.
+   processors for them: wait, verify, copy the parts to their destinations.
+4. A local file that holds elements as they are (`ChunkSource.is_plain_file`) is read by a thread
+   from beginning to end, without scratch memory: slab by slab where it cannot be direct.
+5. After a failure nothing more is written: leaving the ``with`` block ends what is in flight.
 """
 
 from __future__ import annotations
@@ -40,15 +41,9 @@ class _Begun:
     """A chunk that is being read."""
 
     request: ChunkRequest
-    read: PendingRead | None
-    """None for a chunk that is read slab by slab when it is finished."""
+    read: PendingRead
     direct: bool
     """Whether it is read straight into its destination."""
-
-    @property
-    def under_way(self) -> bool:
-        """Whether it makes progress while nothing waits for it."""
-        return self.read is not None and self.read.under_way
 
 
 class ChunkWindow:
@@ -84,8 +79,8 @@ class ChunkWindow:
         self._casts = CastingCopies()
         self._queue: deque[_Begun] = deque()
         """Reads that the caller's thread will finish."""
-        self._unsent: list[_Begun] = []
-        """Reads that go to a thread together with the next ones."""
+        self._unsent: list[ChunkRequest] = []
+        """Files that a thread reads together with the next ones."""
         self._in_flight: set[_Begun] = set()
 
     def submit_all(self, requests: Iterable[ChunkRequest]) -> None:
@@ -123,6 +118,12 @@ class ChunkWindow:
 
     def submit(self, request: ChunkRequest) -> None:
         """Begin a chunk as soon as the budget has room for it."""
+        small = request.nbytes <= SMALL_BYTES
+        if self.source.is_plain_file(request.chunk):
+            self._unsent.append(request)
+            if not small or len(self._unsent) >= TOGETHER:
+                self._send()
+            return
         size = request.held
         self.reserve(size)
         try:
@@ -131,31 +132,43 @@ class ChunkWindow:
             self.pool.release(size)
             self.refuse(error)
             return
-        small = request.nbytes <= SMALL_BYTES
-        if (small or self.pool.alone) if begun.under_way else self.pool.single:
+        if small or self.pool.alone:
             self._queue.append(begun)
         else:
-            self._unsent.append(begun)
-            if not small or len(self._unsent) >= TOGETHER:
-                self._send()
+            self.pool.submit(partial(self._finish, begun))
 
     def reserve(self, size: int) -> None:
         """Take bytes of the budget; first finish what waits for the caller's own thread."""
         while self._queue and not self.pool.has_room(size):
             self._finish(self._queue.popleft())
-        if not self.pool.has_room(size):
-            self._send()
         self.pool.reserve(size)
 
     def _send(self) -> None:
-        """Have a thread finish the reads that wait for one."""
-        if self._unsent:
-            self.pool.submit(partial(self._finish_all, self._unsent))
-            self._unsent = []
+        """Have a thread read the files that wait for one."""
+        requests, self._unsent = self._unsent, []
+        if requests:
+            size = sum(request.held for request in requests)
+            self.reserve(size)
+            self.pool.run(partial(self._read_files, requests), size)
 
-    def _finish_all(self, begun: Iterable[_Begun]) -> None:
-        for each in begun:
-            self._finish(each)
+    def _read_files(self, requests: Iterable[ChunkRequest]) -> None:
+        for request in requests:
+            if not self.pool.failed:
+                self._read_file(request)
+
+    def _read_file(self, request: ChunkRequest) -> None:
+        """Read a chunk from its file, verify it, and bring its parts to their destinations."""
+        try:
+            into = self.direct_view(request)
+            if into is not None:
+                self.source.fill(request.chunk, into)
+            else:
+                with contextlib.closing(self.source.slabs(request.chunk)) as slabs:
+                    for at, slab in slabs:
+                        self.deliver(request, slab, at)
+            self.landed(request)
+        except XckptError as error:
+            self.refuse(error)
 
     def finish_queue(self) -> None:
         """Finish the reads of the caller's thread, and send the rest to threads."""
@@ -176,8 +189,7 @@ class ChunkWindow:
                 self.pool.__exit__(kind, error, trace)
         finally:
             for begun in tuple(self._in_flight):  # a thread may have just begun another
-                if begun.read is not None:
-                    begun.read.give_up()
+                begun.read.give_up()
 
     def deliver(
         self, request: ChunkRequest, data: NDArray[np.generic], at: Box | None = None
@@ -210,10 +222,9 @@ class ChunkWindow:
     def _begin(self, request: ChunkRequest) -> _Begun:
         chunk, into = request.chunk, self.direct_view(request)
         direct = into is not None
-        if into is None and not self.source.is_plain_file(chunk):
+        if into is None:
             into = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
-        read = None if into is None else self.source.begin(chunk, into)
-        begun = _Begun(request, read, direct)
+        begun = _Begun(request, self.source.begin(chunk, into), direct)
         self._in_flight.add(begun)
         return begun
 
@@ -222,7 +233,8 @@ class ChunkWindow:
         if len(request.parts) != 1 or request.parts[0].box is not None:
             return None
         (part,) = request.parts
-        view = self._memory(part.destination)[(*part.region, ...)]
+        memory = self._memory(part.destination)
+        view = memory[(*part.region, ...)] if part.region else memory
         suits = view.flags.c_contiguous and view.flags.aligned and view.flags.writeable
         return view if suits and view.dtype == request.chunk.dtype else None
 
@@ -230,14 +242,9 @@ class ChunkWindow:
         """Wait for a chunk, verify it, and bring its parts to their destinations."""
         request, read = begun.request, begun.read
         try:
-            if read is None:
-                with contextlib.closing(self.source.slabs(request.chunk)) as slabs:
-                    for at, slab in slabs:
-                        self.deliver(request, slab, at)
-            else:
-                self.source.finish(read)
-                if not begun.direct:
-                    self.deliver(request, read.into)
+            self.source.finish(read)
+            if not begun.direct:
+                self.deliver(request, read.into)
             self.landed(request)
         except XckptError as error:
             self.refuse(error)

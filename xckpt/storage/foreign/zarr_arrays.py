@@ -97,9 +97,13 @@ class StoredZarr:
         box = Box(tuple(offsets), into.shape)
         # A chunk lies in memory as it is stored and decoded.
         size = 2 * self.chunks_met(box) * prod(self.chunk) * into.dtype.itemsize
-        with foreign_errors(f"{self.where}: {box}"), self._memory.taken(size):
-            destination = ts.array(into, copy=False, write=True)
-            answer(destination.write(self._region(offsets, into.shape)), self._location)
+        self._memory.reserve(size)
+        try:
+            with foreign_errors(f"{self.where}: {box}"):
+                destination = ts.array(into, copy=False, write=True)
+                answer(destination.write(self._region(offsets, into.shape)), self._location)
+        finally:
+            self._memory.release(size)
 
     def chunks_met(self, box: Box) -> int:
         """How many chunks a box meets, each of which is decoded as a whole."""
