@@ -387,3 +387,38 @@ def test_moments_of_nothing() -> None:
     state = TORCH | adam("optim/state/gone", spec(2))
     with pytest.raises(MappingError, match="'gone' there is no parameter"):
         with_optimizer(LeafMapping([TRANSPOSED]), state, OPTAX)
+
+
+def test_two_moments_of_one_parameter_are_refused() -> None:
+    for state in (TORCH | adam("other/state/w.weight", spec(4, 2)), OPTAX | twice(OPTAX)):
+        with pytest.raises(MappingError, match=r"both are of (model|params)/w"):
+            find_moments(state)
+
+
+def twice(state: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """A second optimizer in a chain."""
+    return {name.replace("opt_state/0", "opt_state/1"): each for name, each in state.items()}
+
+
+@pytest.mark.parametrize("first", ["g", "d"])
+def test_two_optimizers_have_numbers_of_their_own(first: str) -> None:
+    weight, kernel = np.zeros((4, 2), "f4"), np.zeros((2, 4), "f4")
+    names = (first, "d" if first == "g" else "g")
+    torch_state: dict[str, Any] = {"model": {f"{name}.weight": weight for name in names}}
+    for name in names:
+        moments = {"exp_avg": weight, "exp_avg_sq": weight, "step": np.zeros((), "f4")}
+        group = {"params": [0], "param_names": [f"{name}.weight"]}
+        torch_state[f"opt_{name}"] = {"state": {0: moments}, "param_groups": [group]}
+    found = find_moments(torch_state)
+    assert {owner: place.leaf for owner, place in found.slots["first moment"].items()} == {
+        f"model/{name}.weight": f"opt_{name}/state/0/exp_avg" for name in names
+    }
+    with pytest.raises(MappingError, match="has the optimizers opt_d/, opt_g/"):
+        find_moments(torch_state, ["g.weight", "d.weight"])
+    rules = [Rule(f"{name}.weight", f"{name}/kernel", [Transpose((1, 0))]) for name in names]
+    params = {name: {"kernel": kernel} for name in names}
+    flax_state = {"params": params, "opt": {"count": np.int32(0), "mu": params, "nu": params}}
+    sources = {
+        rule.source[0] for rule in with_optimizer(LeafMapping(rules), torch_state, flax_state).rules
+    }
+    assert {"opt_g/state/0/exp_avg", "opt_d/state/0/exp_avg"} <= sources

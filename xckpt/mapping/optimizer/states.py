@@ -131,11 +131,17 @@ def find_moments(state: object, parameters: ParameterNames | None = None) -> Mom
         if place.slot == "step":
             moments.steps.append(place.leaf)
             continue
-        key = numbers.get(place.key, "") if place.is_number else place.key
+        key = place.key
+        if place.is_number:
+            root = place.before.removesuffix("state/")
+            key = numbers.get((root, key), numbers.get(("", key), ""))
         owners = by_ending.get(key, [])
         candidates = [key] if key in owners else owners
+        slot = moments.slots.setdefault(SLOTS[place.slot], {})
         if len(candidates) == 1:
-            moments.slots.setdefault(SLOTS[place.slot], {})[candidates[0]] = place
+            other = slot.setdefault(candidates[0], place)
+            if other is not place:
+                problems.append(f"{other.leaf} and {place.leaf}: both are of {candidates[0]}")
         else:
             problems.append(_unknown(key, place, owners))
     moments.steps.extend(_counts(specs, places))
@@ -174,27 +180,40 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
     return specs_of(state), values
 
 
-def _numbers(values: Mapping[str, object], parameters: ParameterNames | None) -> dict[str, str]:
-    """A number of torch's optimizer, as text -> the parameter's name."""
-    listed: dict[str, dict[tuple[int, int], object]] = defaultdict(dict)
+def _numbers(
+    values: Mapping[str, object], parameters: ParameterNames | None
+) -> dict[tuple[str, str], str]:
+    """What stands before an optimizer's names, and a number of its, as text -> the parameter.
+
+    Before that is ``""`` where no optimizer says which numbers it has.
+    """
+    listed: dict[str, dict[str, dict[tuple[int, int], object]]] = {}
     for name, value in values.items():
         if match := _LISTED.fullmatch(name):
-            listed[match["what"]][int(match[2]), int(match[4])] = value
-    names = listed["param_names"]
+            of = listed.setdefault(match["root"], {"params": {}, "param_names": {}})
+            of[match["what"]][int(match[2]), int(match[4])] = value
     if parameters is not None:
-        names = _by_place(parameters, listed["params"])
-        if not listed["params"]:
-            return {str(number): name for number, name in enumerate(names.values())}
+        if len(listed) > 1:
+            raise MappingError(
+                f"the state has the optimizers {', '.join(sorted(listed))}, each with numbers of "
+                "its own, and parameters= is about one; save what get_optimizer_state_dict gives"
+            )
+        [of] = listed.values() or [dict[str, dict[tuple[int, int], object]](params={})]
+        of["param_names"] = _by_place(parameters, of["params"])
+        if not of["params"]:
+            named = enumerate(of["param_names"].values())
+            return {("", str(number)): str(name) for number, name in named}
     return {
-        str(number): str(names[place])
-        for place, number in listed["params"].items()
-        if place in names
+        (root, str(number)): str(of["param_names"][place])
+        for root, of in listed.items()
+        for place, number in of["params"].items()
+        if place in of["param_names"]
     }
 
 
 def _by_place(
     parameters: ParameterNames, listed: Mapping[tuple[int, int], object]
-) -> dict[tuple[int, int], str]:
+) -> dict[tuple[int, int], object]:
     """Group and place in it -> the parameter's name, for as many as the groups have.
 
     torch numbers parameters group by group, whatever their order in the model is.
