@@ -8,11 +8,15 @@ _ENDINGS = ("_scale_inv", "_scale", "_scales", ".scale", "/scale")
 """Suffix of a weight's name that gives the name of its scales (fp8 blocks, compressed tensors)."""
 _SIBLINGS = {
     "qweight": ("scales",),
-    "weight": ("SCB", "weight_scale", "weight_scale_inv", "scales"),
+    "weight": ("SCB", "weight_scale", "weight_scale_inv", "scales", "scale_weight"),
     "blocks": ("scales",),
+    "_packed": ("_scale",),
+    "._data": ("._scale",),
+    "qdata": ("scale",),
+    "qvalue": ("scale",),
 }
 """End of a weight's name -> what stands in its place in the name of its scales (GPTQ, LLM.int8,
-MXFP4)."""
+MXFP4, compressed tensors, ComfyUI, quanto, torchao, AQT)."""
 
 
 def scaled_weights(names: Collection[str]) -> dict[str, str]:

@@ -489,9 +489,19 @@ def test_nothing_is_loaded_or_converted_before_it_is_accepted(tmp_path: Path) ->
     np.testing.assert_array_equal(made, arrays[name].T)
 
 
-def test_weights_with_scales_are_not_cast_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name, scales",
+    [
+        ("w", "w_scale_inv"),
+        ("fc.weight", "fc.scale_weight"),
+        ("fc.weight_packed", "fc.weight_scale"),
+        ("fc.weight._data", "fc.weight._scale"),
+        ("fc._weight_qdata", "fc._weight_scale"),
+    ],
+)
+def test_weights_with_scales_are_not_cast_alone(name: str, scales: str, tmp_path: Path) -> None:
     weight = np.ones((4, 4), np.float32).astype(ml_dtypes.float8_e4m3fn)
-    xckpt.save(tmp_path / "a", {"w": weight, "w_scale_inv": np.ones((1, 1), "f4")})
-    with pytest.raises(MappingError, match="w: its scales are w_scale_inv"):
+    xckpt.save(tmp_path / "a", {name: weight, scales: np.ones((1, 1), "f4")})
+    with pytest.raises(MappingError, match=f"{name}: its scales are {scales}"):
         convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")
     convert(tmp_path / "a", tmp_path / "c")
