@@ -56,7 +56,14 @@ def find_files(path: FilePath, suffix: str, memory_bytes: int = MEMORY_BYTES) ->
     indexes = named(path, f"{suffix}{INDEX}")
     files = named(path, suffix)
     if len(indexes) == 1:
-        return _indexed(indexes[0], suffix, memory_bytes)
+        [index] = indexes
+        found, whole = _indexed(index, suffix, memory_bytes), index.name.removesuffix(INDEX)
+        if whole in {file.name for file in files} - {file.name for file in found.paths}:
+            raise NotACheckpointError(
+                f"{path} holds {whole} and {index.name}, which does not name it; readers differ in "
+                "which they take: give the path of one"
+            )
+        return found
     if len(indexes) > 1 or not files:
         names = ", ".join(each.name for each in indexes[:5]) or "none"
         raise NotACheckpointError(

@@ -230,6 +230,11 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         xckpt.CorruptCheckpointError,
         f"a: its file {FIRST} is missing",
     ),
+    "a whole file that the index does not name": (
+        lambda f: (f / "model.safetensors").write_bytes((f / FIRST).read_bytes()),
+        xckpt.NotACheckpointError,
+        "holds model.safetensors and model.safetensors.index.json, which does not name it",
+    ),
     "no index, and one is missing": (
         lambda f: ((f / INDEX).unlink(), (f / SECOND).unlink()),
         xckpt.CorruptCheckpointError,
