@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,29 @@ def test_a_damaged_newest_gives_way_to_the_one_before(tmp_path: Path) -> None:
     assert xckpt.open(tmp_path / "run" / "checkpoint-15").verify() == []
 
 
+def test_a_newest_that_was_never_finished_gives_way_too(tmp_path: Path) -> None:
+    """The plain trainer was killed in its save."""
+    trained(tmp_path, plain=True, stop=10)
+    (tmp_path / "checkpoint-15").mkdir()
+    shutil.copy(tmp_path / "checkpoint-10" / "model.safetensors", tmp_path / "checkpoint-15")
+    with pytest.warns(UserWarning, match="checkpoint-10 was restored.*checkpoint-15.*no trainer_s"):
+        trainer, _ = trained(tmp_path, resume=True)
+    assert trainer.state.global_step == STEPS
+
+
+def test_what_deepspeed_has_sharded_is_left_to_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Trainer
+
+    trainer, _ = trained(tmp_path, stop=5)
+    asked: list[Any] = []
+    monkeypatch.setattr(Trainer, "_save_checkpoint", lambda _, *arguments: asked.append(arguments))
+    trainer.is_deepspeed_enabled = True
+    trainer._save_checkpoint(trainer.model, None)
+    assert asked == [(trainer.model, None)]
+
+
 def test_what_was_just_saved_stays_behind_a_damaged_newer_one(tmp_path: Path) -> None:
     trained(tmp_path, stop=15, save_total_limit=None)
     damage(tmp_path / "checkpoint-15")
@@ -134,6 +159,17 @@ def test_callbacks_go_on_where_they_were(tmp_path: Path) -> None:
     assert found.early_stopping_patience == 3 and found.early_stopping_patience_counter >= 1
 
 
+def test_callbacks_of_one_class_have_a_state_each(tmp_path: Path) -> None:
+    from transformers import EarlyStoppingCallback
+
+    rules: Any = {"eval_strategy": "steps", "eval_steps": 5, "metric_for_best_model": "eval_loss"}
+    rules |= {"load_best_model_at_end": True, "restore_callback_states_from_checkpoint": True}
+    trained(tmp_path, stop=10, callbacks=[EarlyStoppingCallback(n) for n in (3, 4)], **rules)
+    state = json.loads((tmp_path / "checkpoint-10" / "trainer_state.json").read_text())
+    found = state["stateful_callbacks"]["EarlyStoppingCallback"]
+    assert [each["args"]["early_stopping_patience"] for each in found] == [3, 4]
+
+
 @pytest.mark.parametrize("limit, left", [(1, [16]), (2, [15, 16]), (None, [5, 10, 15, 16])])
 def test_it_keeps_what_the_trainer_keeps(
     limit: int | None, left: list[int], tmp_path: Path
@@ -152,6 +188,19 @@ def test_the_best_is_kept_and_loaded_at_the_end(tmp_path: Path) -> None:
     model = {"model": {name: t.clone() for name, t in trainer.model.state_dict().items()}}
     xckpt.load_into(tmp_path / f"checkpoint-{step}", model, unexpected="ignore")
     assert all(map(torch.equal, trainer.model.state_dict().values(), model["model"].values()))
+
+
+def test_a_best_step_that_was_not_saved_is_none(tmp_path: Path) -> None:
+    """It is evaluated twice as often as it is saved."""
+    rules = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    rules |= {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 4, "learning_rate": 0.05}
+    found: list[Any] = []
+    for name in ("plain", "ours"):
+        trainer, _ = trained(tmp_path / name, plain=name == "plain", **rules)
+        best, state = Path(trainer.state.best_model_checkpoint), trainer.state
+        assert best.is_dir() and state.best_global_step % 4 == 2
+        found.append((state.best_global_step, best.name, sorted(os.listdir(tmp_path / name))))
+    assert found[0] == found[1]
 
 
 def test_a_damaged_best_is_an_error_at_the_end_and_the_newest_stays(tmp_path: Path) -> None:

@@ -62,13 +62,12 @@ def save_state(
         >>> save_state(accelerator, "memory://accelerate")
         >>> load_state(accelerator, "memory://accelerate")
     """
-    state = _state(accelerator) | random_states(accelerator.num_processes)
-    state["step"] = accelerator.step
+    counted = random_states(accelerator.num_processes) | {"step": accelerator.step}
     config, named = accelerator.project_configuration, path is None
     if path is None:
         path = _named(accelerator, config.iteration)
     write = save_async if background else save
-    saved = write(path, state, overwrite=not named, options=options)
+    saved = write(path, _state(accelerator) | counted, overwrite=not named, options=options)
     if named:
         config.iteration += 1
         if accelerator.is_main_process:

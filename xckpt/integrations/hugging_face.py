@@ -21,14 +21,20 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from xckpt.api.load import load_into
 from xckpt.api.save import save
-from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.integrations.absent import absent
-from xckpt.integrations.newest import check_whole, newest_whole, remove_outdated
-from xckpt.integrations.pretrained import notes_of, save_pretrained
+from xckpt.integrations.newest import newest_whole, remove_outdated
+from xckpt.integrations.pretrained import (
+    STATE_FILE,
+    checked,
+    is_ours,
+    notes,
+    save_pretrained,
+    write_state_file,
+)
 from xckpt.integrations.random_state import load_random_states, random_states
 
 try:
@@ -39,8 +45,6 @@ except ImportError as error:
     Trainer = ExportableState = sort_checkpoints = absent("transformers", error)
 
 __all__ = ["XckptTrainer", "save_pretrained"]
-
-STATE_FILE = "trainer_state.json"
 
 
 class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
@@ -68,33 +72,32 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         """
         path, root = resume_from_checkpoint, self.args.output_dir
         if path is True:
-            path = newest_whole(lambda: sort_checkpoints(root)[::-1], _checked) or True
-        if _is_ours(path):
-            file = Path(path, STATE_FILE)
-            if not file.exists() and self.args.should_save:
-                file.write_text(notes_of(path)["trainer_state"], encoding="utf-8")
+            path = newest_whole(lambda: sort_checkpoints(root)[::-1], checked) or True
+        if is_ours(path):
+            if self.args.should_save:
+                write_state_file(path)
             self.accelerator.wait_for_everyone()
         return super().train(path, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        del model
-        if self.hp_search_backend is None and trial is None:
-            self.store_flos()
+        if self.is_deepspeed_enabled:  # whose state no rank has as tensors of its own
+            return super()._save_checkpoint(model, trial)
+        self.store_flos()
         root = self._get_output_dir(trial=trial)
-        if self.state.best_global_step:
-            best = os.path.join(root, f"checkpoint-{self.state.best_global_step}")
-            self.state.best_model_checkpoint = best
         path = os.path.join(root, f"checkpoint-{self.state.global_step}")
-        for each in (*self.callback_handler.callbacks, self.control):
-            if isinstance(each, ExportableState):
-                self.state.stateful_callbacks[type(each).__name__] = each.state()
+        best = os.path.join(root, f"checkpoint-{self.state.best_global_step}")
+        if best == path or os.path.exists(best):  # the best step may never have been saved
+            self.state.best_model_checkpoint = best
+        every = (*self.callback_handler.callbacks, self.control)
+        self.state.stateful_callbacks = [
+            each for each in every if isinstance(each, ExportableState)
+        ]
+        self.state.__post_init__()  # has their states in their place
         own = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True)
-        config = getattr(self.model, "config", None)
-        notes = {"trainer_state": own, "config": config and config.to_json_string(use_diff=False)}
         state = {"model": self._trained()}
         if not self.args.save_only_model:
             state |= self._moments() | random_states(self.args.world_size)
-        save(path, state, overwrite=True, metadata=notes)
+        save(path, state, overwrite=True, metadata=notes(own, getattr(self.model, "config", None)))
         if self.args.should_save:
             Path(path, STATE_FILE).write_text(own, encoding="utf-8")
             # A run that has gone back is behind newer ones, which may be damaged.
@@ -111,34 +114,22 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         return parts if scaler is None else parts | {"scaler": scaler}
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not _is_ours(resume_from_checkpoint):
+        if not is_ours(resume_from_checkpoint):
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         state = {"model": self.model if model is None else model}
         load_into(resume_from_checkpoint, state, unexpected="ignore")
 
     def _load_best_model(self) -> None:
-        path = self.state.best_model_checkpoint
-        if not _is_ours(path):
+        if not is_ours(self.state.best_model_checkpoint):
             return super()._load_best_model()
-        load_into(path, {"model": self._trained()}, unexpected="ignore")
+        self._load_from_checkpoint(self.state.best_model_checkpoint, self._trained())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if not _is_ours(checkpoint):
+        if not is_ours(checkpoint):
             return super()._load_optimizer_and_scheduler(checkpoint)
         load_into(checkpoint, self._moments(), unexpected="ignore")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if not _is_ours(checkpoint):
+        if not is_ours(checkpoint):
             return super()._load_rng_state(checkpoint)
         load_random_states(checkpoint, self.args.world_size)
-
-
-def _is_ours(checkpoint: object) -> TypeGuard[str]:
-    """Whether a trainer's checkpoint is one of xckpt."""
-    return isinstance(checkpoint, str | os.PathLike) and Path(checkpoint, MANIFEST).exists()
-
-
-def _checked(checkpoint: str) -> str:
-    """A checkpoint of xckpt, once it is verified; of the plain trainer, as it is."""
-    whole = not any(Path(checkpoint, name).exists() for name in (MANIFEST, "zarr.json"))
-    return checkpoint if whole else check_whole(checkpoint)

@@ -10,13 +10,10 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from xckpt.core.plan.report import LoadReport
-from xckpt.core.run.names import step_number
 from xckpt.integrations.absent import absent
 from xckpt.integrations.torchtitan.state import TrainerState
 from xckpt.manager import CheckpointManager
@@ -24,11 +21,10 @@ from xckpt.options import LoadOptions, SaveOptions
 from xckpt.policies import All, Latest
 
 try:
-    from torchtitan.components import checkpointer as titan
     from torchtitan.components.checkpointer import BaseCheckpointManager
     from torchtitan.tools import filesystem
 except ImportError as error:
-    BaseCheckpointManager = titan = filesystem = absent("torchtitan", error)
+    BaseCheckpointManager = filesystem = absent("torchtitan", error)
     BaseCheckpointManager.Config = object
 
 __all__ = ["XckptManager"]
@@ -70,16 +66,14 @@ class XckptManager(BaseCheckpointManager):
         if config.last_save_in_hf or config.initial_load_in_hf:
             raise ValueError("XckptManager has no in_hf: xckpt.convert writes and reads it")
         self._config = config
-        names = {"optimizers": titan.OPTIMIZER, "lr_schedulers": titan.LR_SCHEDULER}
-        names |= {"dataloader": titan.DATALOADER}
-        parts = states | {name: others[each] for each, name in names.items()}
-        self._state = TrainerState(model_parts, parts, config.exclude_from_loading)
+        excluded, options = config.exclude_from_loading, self.load_options
+        self._state = TrainerState(model_parts, states, others, excluded, options)
         self._run = CheckpointManager(
             filesystem.join(base_folder, config.folder),
             save=lambda moment: False,  # `_save` knows when
             keep=Latest(config.keep_latest_k) if config.keep_latest_k else All(),
             options=self.options,
-            load_options=self.load_options,
+            load_options=options,
         )
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
@@ -97,18 +91,10 @@ class XckptManager(BaseCheckpointManager):
 
     def _load(self, step: int = -1) -> bool:
         wanted, config = None if step == -1 else step, self._config
-        report = self._run.restore_with(self._fill, step=wanted)
+        report = self._run.restore_with(self._state.resume, step=wanted)
         if report is None and config.initial_load_path is not None:
-            model_only = config.initial_load_model_only
-            report = self._state.fill(config.initial_load_path, model_only, self.load_options)
+            report = self._state.fill(config.initial_load_path, config.initial_load_model_only)
         return report is not None
-
-    def _fill(self, path: str) -> LoadReport:
-        # As in torchtitan, step 0 is a seed: an unsharded model, and nothing else.
-        is_seed = step_number(os.path.basename(path)) == 0
-        if is_seed:
-            self._state.forget_moments()
-        return self._state.fill(path, is_seed, self.load_options)
 
     def _wait_for_saving(self) -> None:
         self.save_future = None

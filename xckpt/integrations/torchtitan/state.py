@@ -9,11 +9,13 @@ The model's tensors are at the top, beside them ``optimizer``, ``lr_scheduler``,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xckpt.api.load import load_into
 from xckpt.core.plan.report import LoadReport
+from xckpt.core.run.names import step_number
 from xckpt.integrations.absent import absent
 from xckpt.options import LoadOptions
 
@@ -29,19 +31,30 @@ class TrainerState:
 
     Args:
         model: its parts.
-        parts: the others: name -> what has a state; None for what it lacks.
+        states: what else has a state: name -> what has it.
+        others: the optimizers, schedules and data loader, as a manager's arguments name them; None
+            for what the trainer lacks.
         excluded: names of parts that are saved, and not loaded.
+        options: for each load.
 
     Raises:
         ValueError: no part has an excluded name.
     """
 
     def __init__(
-        self, model: Sequence[Any], parts: Mapping[str, Any], excluded: Sequence[str]
+        self,
+        model: Sequence[Any],
+        states: Mapping[str, Any],
+        others: Mapping[str, Any],
+        excluded: Sequence[str],
+        options: LoadOptions | None,
     ) -> None:
         self._model = titan.ModelWrapper(model)
+        names = {titan.OPTIMIZER: "optimizers", titan.LR_SCHEDULER: "lr_schedulers"}
+        names |= {titan.DATALOADER: "dataloader"}
+        parts = {**states, **{name: others[each] for name, each in names.items()}}
         self._parts = {name: part for name, part in parts.items() if part is not None}
-        self._excluded = excluded
+        self._excluded, self._options = excluded, options
         if unknown := [each for each in excluded if each not in self._parts]:
             raise ValueError(f"exclude_from_loading: {unknown} is not in {sorted(self._parts)}")
 
@@ -55,12 +68,19 @@ class TrainerState:
         floating = {name: value for name, value in state.items() if value.is_floating_point()}
         return state | {name: value.to(wanted) for name, value in floating.items()}
 
-    def forget_moments(self) -> None:
-        """The optimizers begin anew: a damaged step may have filled some of their moments."""
-        for optimizer in self._parts.get(titan.OPTIMIZER, ()):
-            optimizer.state.clear()
+    def resume(self, path: str) -> LoadReport:
+        """Load a step of the run; as in torchtitan, step 0 is a seed: a model and nothing else.
 
-    def fill(self, path: str, model_only: bool, options: LoadOptions | None) -> LoadReport:
+        Raises:
+            XckptError: as `fill`.
+        """
+        is_seed = step_number(os.path.basename(path)) == 0
+        if is_seed:  # the optimizers begin anew: a damaged step may have filled some moments
+            for optimizer in self._parts.get(titan.OPTIMIZER, ()):
+                optimizer.state.clear()
+        return self.fill(path, is_seed)
+
+    def fill(self, path: str, model_only: bool) -> LoadReport:
         """Load a checkpoint: all that is not excluded, or the model alone.
 
         Raises:
@@ -69,6 +89,6 @@ class TrainerState:
         excluded = [*self._parts] if model_only else self._excluded
         parts = {name: part for name, part in self._parts.items() if name not in excluded}
         state = self._model.state_dict() | parts
-        report = load_into(path, state, unexpected="ignore", options=options)
+        report = load_into(path, state, unexpected="ignore", options=self._options)
         self._model.load_state_dict(state)  # hooks of the model see its tensors
         return report
