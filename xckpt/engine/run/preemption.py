@@ -1,7 +1,9 @@
 """How a process learns that it must end soon: by signals, or by a notice of its framework.
 
 1. A signal is only noted: the ranks decide together at their next step what to do about it.
-2. JAX has a service of its own that notes SIGTERM, where several processes have joined; then xckpt
+2. Runs inside each other note it together. A handler that is set meanwhile stays, and may call the
+   one here: after the run that hands the signal on to what was there before.
+3. JAX has a service of its own that notes SIGTERM, where several processes have joined; then xckpt
    leaves the signal to that service, and asks it at each step (`xckpt.engine.adapters`).
 """
 
@@ -39,7 +41,9 @@ class Preemption:
         self._noted: list[int] = []
         """The signals that have come, each once."""
         self._previous: dict[int, object] = {}
-        """The handlers that were there."""
+        """The handlers that were there before `watch`."""
+        self._first: dict[int, object] = {}
+        """The same, of signals that another handler may still hand on to this one."""
         self._process = os.getpid()
         self._depth = 0
         """How often `watch` was called, less `rest`."""
@@ -66,6 +70,7 @@ class Preemption:
         for number in self.signals:
             if number not in self._previous and number not in taken:
                 self._previous[number] = signal.signal(number, self._note)
+                self._first.setdefault(number, self._previous[number])
 
     def asked(self) -> bool:
         """Whether the process was asked to end; on several ranks each asks at the same steps."""
@@ -77,26 +82,35 @@ class Preemption:
         self._depth -= 1
         if self._depth > 0:
             return
-        for number in self._previous:
+        before = {number: self._before(number) for number in self._previous}
+        self._previous.clear()
+        for number, previous in before.items():
             # Another handler that was set meanwhile stays, and may call this one.
             if signal.getsignal(number) == self._note:
-                self._restore(number)
-        answered, self._previous = self._previous, {}
+                known = callable(previous) or isinstance(previous, signal.Handlers)
+                signal.signal(number, previous if known else signal.SIG_DFL)  # type: ignore[arg-type]
+                del self._first[number]
         for number in self._noted:
-            previous = answered.get(number)
-            if callable(previous) and not isinstance(previous, signal.Handlers):
+            if callable(previous := before.get(number)):
                 previous(number, None)
 
-    def _restore(self, number: int) -> None:
-        previous = self._previous[number]
-        known = callable(previous) or isinstance(previous, signal.Handlers)
-        signal.signal(number, previous if known else signal.SIG_DFL)  # type: ignore[arg-type]
+    def _before(self, number: int) -> object:
+        """What was there before; the handlers of runs that have ended do not count."""
+        found = self._previous.get(number, self._first.get(number))
+        while isinstance(run := getattr(found, "__self__", None), Preemption) and not run._depth:
+            found = run._first.get(number)
+        return found
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            # A forked child, such as a worker of a data loader, has no part in the run.
-            self._restore(number)
+        before = self._before(number)
+        if os.getpid() == self._process and self._depth:
+            if number not in self._noted:
+                self._noted.append(number)
+            if isinstance(getattr(before, "__self__", None), Preemption) and callable(before):
+                before(number, frame)
+        # After the run, or in a forked child, such as a worker of a data loader.
+        elif callable(before):
+            before(number, frame)
+        elif before is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-            return
-        if number not in self._noted:
-            self._noted.append(number)
