@@ -17,11 +17,16 @@ from jax.experimental import multihost_utils
 
 
 class JaxNotice:
-    """The notice of this process's JAX job."""
+    """The notice of this process's JAX job.
+
+    Args:
+        manager: of JAX's preemption service, as long as the job lasts.
+    """
 
     signals: Collection[int] = (signal.SIGTERM,)
 
-    def __init__(self) -> None:
+    def __init__(self, manager: object) -> None:
+        self.manager = manager
         self._calls = 0
         self._reached = False
 
@@ -33,11 +38,16 @@ class JaxNotice:
         return self._reached
 
 
-_notices: dict[int, JaxNotice] = {}
-"""Id of the service's manager -> its notice: several users in one process count together."""
+_notices: list[JaxNotice] = []
+"""That of the job, if it was asked for: several users in one process count together."""
 
 
 def current_notice() -> JaxNotice | None:
     """The notice of the job that was joined; None if there is none, or its service is off."""
     manager = distributed.global_state.preemption_sync_manager
-    return None if manager is None else _notices.setdefault(id(manager), JaxNotice())
+    if manager is None:
+        return None
+    # A job that is joined later counts from the start, as its other processes do.
+    if not _notices or _notices[0].manager is not manager:
+        _notices[:] = [JaxNotice(manager)]
+    return _notices[0]
