@@ -42,6 +42,7 @@ from xckpt.core.metadata import (
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.reads.items import needs_no_items
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.core.targets.compare import decide_load
 from xckpt.core.tree import FlatTree, flatten
@@ -211,6 +212,7 @@ class MappedLoadPlanner(LoadPlanner):
         assert isinstance(stored, TensorStorageMetadata)
         return stored
 
+    @needs_no_items
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit, or as the caller's rules say."""
         unused = [self._stored_names[name] for name in self._resolved.unused]

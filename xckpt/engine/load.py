@@ -32,6 +32,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
+from xckpt.core.plan.reads.items import need_items
 from xckpt.core.plan.save_checks import returned, returned_plans
 from xckpt.core.storage import PatientReader, SharesHost, StorageReader
 from xckpt.engine.adapters import loaded_adapters
@@ -230,8 +231,9 @@ class _Load:
         found = _decode(broadcast(group, FIND, lambda: _encode(self._find())))
         self.is_last = found.last
         is_coordinator = group.rank == group.coordinator
-        plan = partial(self._plan, found, group.size, is_coordinator)
-        share = reduce_scatter(group, PLAN, plan, self._share, LoadPlanCodec())
+        codec = LoadPlanCodec()
+        plan = partial(self._plan, found, group.size, is_coordinator, codec)
+        share = reduce_scatter(group, PLAN, plan, self._share, codec)
         all_reduce(group, READ, partial(self._read, share), lambda _: b"")
         return self.metadata
 
@@ -252,10 +254,16 @@ class _Load:
             self.reader = others.reader(format)
         return format, self.reader.read_metadata()
 
-    def _plan(self, found: _Found, ranks: int, is_coordinator: bool) -> LoadPlan:
+    def _plan(
+        self, found: _Found, ranks: int, is_coordinator: bool, codec: LoadPlanCodec
+    ) -> LoadPlan:
         """What this rank wants to read."""
         with self.step("plan"):
-            return self._wanted(found, ranks, is_coordinator)
+            plan = self._wanted(found, ranks, is_coordinator)
+        planner, reader = self.planner, self.reader
+        codec.stored = self.metadata.state_dict_metadata
+        codec.sends_items = need_items(planner.create_global_plan, reader.prepare_global_plan)
+        return plan
 
     def _wanted(self, found: _Found, ranks: int, is_coordinator: bool) -> LoadPlan:
         if found.format != OURS and self.others is not None and not is_coordinator:

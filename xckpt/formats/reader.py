@@ -34,6 +34,7 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.reads.items import needs_no_items
 from xckpt.core.targets.casting import CastingCopies
 from xckpt.core.text.printable import printable_lines
 from xckpt.core.values import encode_value, value_kind
@@ -144,6 +145,7 @@ class SourceReader:
         """The plan as it is."""
         return plan
 
+    @needs_no_items
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """The plans as they are: each rank reads for itself."""
         return plans

@@ -29,7 +29,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
-from xckpt.core.plan.reads.items import ReadItems
+from xckpt.core.plan.reads.items import ReadItems, needs_no_items
 from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions, checked_options
@@ -176,6 +176,7 @@ class ZarrStorageReader:
 
         return not is_local(self.location.folder)
 
+    @needs_no_items
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """The plans, with the chunks that one rank of a host reads for others."""
         announced = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,25 +13,28 @@ from xckpt.core.metadata import MetadataIndex
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.reads.items import ReadItems
 from xckpt.engine.ranks.load_plans import LoadPlanCodec, answer_to
+from xckpt.errors import PlanError
 
 
 @given(
-    st.lists(read_items(), max_size=4), plain, plain, st.lists(names).map(tuple),
-    st.lists(names).map(tuple),
+    st.lists(read_items(), max_size=4), plain, plain, st.lists(names, unique=True),
+    st.lists(names).map(tuple), st.lists(names, unique=True),
 )  # fmt: skip
-def test_a_load_plan_survives_the_way(items, storage_data, planner_data, wanted, problems):
-    plan = LoadPlan(items, storage_data, planner_data, wanted, problems)
-    data = LoadPlanCodec().encode(plan)
-    back = LoadPlanCodec().decode(data)
+def test_a_load_plan_survives_the_way(items, storage_data, planner_data, wanted, problems, stored):
+    known = [name for name in stored if name in wanted]
+    asked = (*known, *(name for name in wanted if name not in known))
+    plan = LoadPlan(items, storage_data, planner_data, asked, problems)
+    data = LoadPlanCodec(stored).encode(plan)
+    back = LoadPlanCodec(stored).decode(data)
     # A coordinator hands plans on as they are.
-    assert LoadPlanCodec().encode(back) == data
+    assert LoadPlanCodec(stored).encode(back) == data
     assert list(back.items) == items and len(back.items) == len(items)
     # The numbers are hints, which equality leaves out.
     for one, other in zip(back.items, items, strict=True):
         assert one.dest_index.index == other.dest_index.index
         assert one.storage_index.index == other.storage_index.index
     assert replace(back, items=items) == plan
-    assert LoadPlanCodec().encode(back) == data
+    assert LoadPlanCodec(stored).encode(back) == data
 
 
 @given(st.lists(read_items(), max_size=4), plain, st.lists(names).map(tuple), st.booleans())
@@ -55,6 +59,22 @@ def test_an_answer_without_new_items_is_short():
     sent = rank.encode(LoadPlan(items))
     assert len(sent) < 1500
     assert len(coordinator.encode(answer_to(*[coordinator.decode(sent)] * 2))) < 20
+
+
+def test_items_are_not_sent_to_a_planner_that_does_not_look_at_them():
+    leaves = [f"layer.{n}" for n in range(800)]
+    rank, coordinator = LoadPlanCodec(leaves), LoadPlanCodec(leaves)
+    rank.sends_items = False
+    plan = LoadPlan(ReadItems(leaves, [(4, 2)] * 800), names=(*leaves, "new"))
+    sent = rank.encode(plan)
+    assert len(sent) < 120
+    came = coordinator.decode(sent)
+    assert came.names == plan.names
+    with pytest.raises(PlanError, match="give all ranks the same planner"):
+        len(came.items)
+    answer = coordinator.encode(answer_to(came, replace(came, left=("w",))))
+    assert len(answer) < 20
+    assert rank.decode(answer) == replace(plan, left=("w",))
 
 
 def test_sent_items_are_added_as_lists_are():

@@ -5,8 +5,7 @@
 3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error, or as the
    caller's rules say (`xckpt.core.plan.report`).
 4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
-5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
-   box is published when its last element has landed.
+5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from xckpt.core.plan.alike import wanted_dtypes
 from xckpt.core.plan.items import LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import target_problems
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
+from xckpt.core.plan.reads.items import needs_no_items
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf, loaded_leaves, reads_of
@@ -41,10 +41,9 @@ from xckpt.errors import PlanError
 class LoadPlanner(abc.ABC):
     """How a load is planned; subclass `DefaultLoadPlanner` to change one step.
 
-    Called in this order: `set_up_planner` and `create_local_plan` on every rank,
+    Called in this order: `use_adapters`, `set_up_planner` and `create_local_plan` on every rank,
     `create_global_plan` on the coordinator, `finish_plan` on every rank, then `load_bytes`, or
-    `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads. Before the
-    first of them the engine hands over the adapters, with `use_adapters`.
+    `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads.
     """
 
     adapters: Adapters = NO_ADAPTERS
@@ -247,6 +246,7 @@ class DefaultLoadPlanner(LoadPlanner):
         dtypes = wanted_dtypes(self.targets) if self.cast else {}
         return LoadPlan(items, names=names, problems=tuple(problems.values()), dtypes=dtypes)
 
+    @needs_no_items
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit, or as the caller's rules say.
 
@@ -277,8 +277,7 @@ class DefaultLoadPlanner(LoadPlanner):
             for name, leaf in self._wanted.items()
             if name in stored
         }
-        problems = target_problems(plan.items, wanted)
-        if problems:
+        if problems := target_problems(plan.items, wanted):
             fault = "the plan of this rank does not fill every target exactly once"
             raise PlanError.listing(fault, problems)
 

@@ -163,7 +163,8 @@ def decide_load(
     mapped = unused is not None
     problems = merged_problems([plan.problems for plan in plans])
     stored = metadata.state_dict_metadata
-    wanted = dict.fromkeys(name for plan in plans for name in plan.names)
+    alike = dict.fromkeys(plan.names for plan in plans)  # most ranks want the same
+    wanted = dict.fromkeys(name for names in alike for name in names)
     left = (*(name for name in stored if name not in wanted), *(unused or ()))
     missing = [name for name in wanted if name not in stored]
     if rules.unexpected == "error":

@@ -1,16 +1,20 @@
-"""Load plans between ranks, as MessagePack: items in columns, and none that the rank has itself.
+"""Load plans between ranks, as MessagePack: little that the other side does not know or look at.
 
-A coordinator rarely looks at read items, and rarely changes them. So they are decoded when they are
-looked at, and what a planner has left as it was is not sent back (`answer_to`).
+1. Items travel in columns, and only to a coordinator whose planner may look at them
+   (`needs_no_items`). They are decoded when it does.
+2. What a planner has left as it was is not sent back (`answer_to`).
+3. The leaves that a rank asks for are bits, one for each leaf of the checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Final, overload
 
 import msgspec
+import numpy as np
 
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.metadata import MetadataIndex
@@ -18,6 +22,7 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.reads.items import ReadItems, Row
 from xckpt.core.problem import Problem
 from xckpt.engine.ranks.wire import sendable
+from xckpt.errors import PlanError
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -109,10 +114,13 @@ class _LoadPlan(msgspec.Struct, array_like=True):
     """A `LoadPlan` between processes."""
 
     items: msgspec.Raw
-    """`_Columns`; nothing in an answer that leaves the rank's items as they are."""
+    """`_Columns`; nothing in an answer that leaves the rank's items as they are; or `_UNSENT`."""
     storage_data: object
     planner_data: object
-    names: tuple[str, ...]
+    stored: bytes
+    """A bit for each leaf of the checkpoint: whether the rank asks for it."""
+    others: tuple[str, ...]
+    """What else it asks for."""
     problems: list[_Problem]
     left: tuple[str, ...]
     dtypes: dict[str, str]
@@ -132,6 +140,11 @@ class _EncodedItems(Sequence[ReadItem]):
         self._items: ReadItems | None = None
 
     def _decoded(self) -> ReadItems:
+        if self.raw == _UNSENT:
+            raise PlanError(
+                "the planner of this load's coordinator looks at items that other ranks did not "
+                "send; give all ranks the same planner and reader"
+            )
         if self._items is None:
             self._items = _decode_items(self.raw).items()
         return self._items
@@ -155,6 +168,7 @@ class _EncodedItems(Sequence[ReadItem]):
 
 _NOTHING: Final = msgspec.Raw(_encode(None))
 _AS_SENT: Final = _EncodedItems(_NOTHING)
+_UNSENT: Final = msgspec.Raw(_encode(False))
 
 
 def answer_to(plan: LoadPlan, share: LoadPlan) -> LoadPlan:
@@ -170,16 +184,24 @@ def answer_to(plan: LoadPlan, share: LoadPlan) -> LoadPlan:
 class LoadPlanCodec:
     """Encodes and decodes load plans: first a rank's own, and then the answer to it.
 
+    Args:
+        stored: the names of the checkpoint's leaves, equal on all ranks.
+
     Example:
-        >>> codec, coordinator = LoadPlanCodec(), LoadPlanCodec()
+        >>> codec, coordinator = LoadPlanCodec(["w"]), LoadPlanCodec(["w"])
         >>> came = coordinator.decode(codec.encode(LoadPlan(ReadItems(["w"], [(4, 2)]))))
         >>> answer = coordinator.encode(answer_to(came, replace(came, left=("b",))))
         >>> codec.decode(answer).items[0].lengths, codec.decode(answer).left
         ((4, 2), ('b',))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Collection[str] = ()) -> None:
+        self.stored = stored
+        self.sends_items = True
+        """Whether a rank's own plan is sent with its items."""
         self._own: LoadPlan | None = None
+        self._asked: dict[tuple[str, ...], _Asked] = {(): (b"", ())}
+        self._names: dict[_Asked, tuple[str, ...]] = {}
 
     def encode(self, plan: LoadPlan) -> bytes:
         """A plan as bytes.
@@ -187,22 +209,43 @@ class LoadPlanCodec:
         Raises:
             TypeError: MessagePack cannot carry planner_data or storage_data.
         """
+        is_own = self._own is None
         self._own = self._own or plan
         items = plan.items
-        problems = [_Problem.of(problem) for problem in plan.problems]
         if isinstance(items, _EncodedItems):
             raw = items.raw
+        elif is_own and not self.sends_items:
+            raw = _UNSENT
         else:
             raw = msgspec.Raw(_encode(_Columns.of(items)))
-        named = plan.names, problems, plan.left, dict(plan.dtypes)
+        names = tuple(plan.names)
+        if names not in self._asked:
+            self._asked[names] = _asked(names, self.stored)
+        problems = [_Problem.of(problem) for problem in plan.problems]
+        named = *self._asked[names], problems, plan.left, dict(plan.dtypes)
         return sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
 
     def decode(self, data: bytes | memoryview) -> LoadPlan:
-        """A plan from bytes; inverse of `encode`."""
+        """A plan from bytes; inverse of `encode`, except that stored names come first."""
         wire = _decode_load_plan(data)
         items: Sequence[ReadItem] = _EncodedItems(wire.items)
+        asked = wire.stored, wire.others
+        if asked not in self._names:
+            bits = np.unpackbits(np.frombuffer(wire.stored, np.uint8)).tolist()
+            self._names[asked] = (*compress(self.stored, bits), *wire.others)
+        names = self._names[asked]
         if wire.items == _NOTHING and self._own is not None:
-            items, wire.names = self._own.items, self._own.names
+            items, names = self._own.items, self._own.names
         problems = tuple(each.problem() for each in wire.problems)
-        named = wire.names, problems, wire.left, wire.dtypes
+        named = names, problems, wire.left, wire.dtypes
         return LoadPlan(items, wire.storage_data, wire.planner_data, *named)
+
+
+_Asked = tuple[bytes, tuple[str, ...]]
+"""Names as they are sent; most ranks send the same."""
+
+
+def _asked(names: Sequence[str], stored: Collection[str]) -> _Asked:
+    asked, known = set(names), set(stored)
+    bits = np.packbits(np.array([name in asked for name in stored], np.bool_))
+    return bits.tobytes(), tuple(name for name in names if name not in known)

@@ -7,9 +7,9 @@ no sizes. Any other item is kept as it is. Its user sees items, made on demand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast, overload
+from typing import TypeVar, cast, overload
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.metadata import MetadataIndex
@@ -17,6 +17,34 @@ from xckpt.core.plan.items import LoadItemType, ReadItem
 
 Row = Shape | ReadItem | None
 """The sizes of an array that is read as a whole, None for a value, or any other item."""
+
+Hook = TypeVar("Hook", bound=Callable[..., object])
+_NO_ITEMS = "needs_no_items"
+
+
+def needs_no_items(hook: Hook) -> Hook:
+    """Mark a hook for all ranks' load plans that does not look at their items.
+
+    A subclass that overrides the hook, as it may to look at them, loses the mark.
+
+    Example:
+        >>> class Planner:
+        ...     @needs_no_items
+        ...     def create_global_plan(self, plans):
+        ...         return plans
+        >>> class Curious(Planner):
+        ...     def create_global_plan(self, plans):
+        ...         return [plan for plan in plans if plan.items]
+        >>> need_items(Planner().create_global_plan), need_items(Curious().create_global_plan)
+        (False, True)
+    """
+    setattr(hook, _NO_ITEMS, True)
+    return hook
+
+
+def need_items(*hooks: Callable[..., object]) -> bool:
+    """Whether one of some hooks may look at the items of other ranks' plans."""
+    return not all(getattr(hook, _NO_ITEMS, False) for hook in hooks)
 
 
 class ReadItems(Sequence[ReadItem]):
