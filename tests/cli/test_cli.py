@@ -293,6 +293,7 @@ def test_no_such_leaf(saved: Path) -> None:
     result = run("info", saved, "modle/wte")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "has no leaf 'modle/wte'; did you mean model/wte?" in result.stderr
+    assert "did you mean model?" in run("info", saved, "modle").stderr, "it shows containers too"
     assert "xckpt ls lists the leaves" in run("info", saved, "zzzzzz").stderr
 
 
@@ -301,6 +302,35 @@ def test_wrong_usage() -> None:
     assert run("nonsense", "x").exit_code == 2
     assert run("ls", "ftp://host/x").exit_code == 2
     assert run("--version").stdout.split()[-1] == xckpt.__version__
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ls",
+        "info",
+        "cat",
+        "head",
+        "stats",
+        "verify",
+        "diff",
+        "cp",
+        "rm -y",
+        "gc",
+        "convert",
+        "view",
+    ],
+)
+def test_a_variable_that_holds_no_number_is_named(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """It was a traceback and code 1, which says that there are faults."""
+    monkeypatch.setenv("XCKPT_RETRIES", "many")
+    second = {"diff": [saved], "cp": [tmp_path / "c"], "convert": [tmp_path / "c"]}
+    second |= {"cat": ["step"], "head": ["step"]}
+    result = run(*words.split(), saved, *second.get(words, []))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith(": XCKPT_RETRIES must be a whole number, got 'many'\n")
 
 
 def test_a_terminal_gets_a_bar(saved: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html as html_module
+import json
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +116,10 @@ def test_the_command(root: Path, tmp_path: Path) -> None:
     assert '"diff":{' in written
     (tmp_path / "plan.txt").write_text("mesh a=2\n*: a", encoding="utf-8")
     plan = f"@{tmp_path / 'plan.txt'}"
-    done = CliRunner().invoke(commands, ["view", step, "-o", str(tmp_path / "b"), "--plan", plan])
+    written = ["-o", str(tmp_path / "b"), "--plan", plan]
+    done = CliRunner().invoke(commands, ["view", step, *written, "--json"])
     assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["plan"] and (tmp_path / "b").exists(), "both were asked for"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +128,7 @@ def test_the_command(root: Path, tmp_path: Path) -> None:
         (["--plan", "nonsense"], "--plan: 'nonsense' is no"),
         (["--plan", "@/nowhere"], "cannot be read"),
         (["--output", "/nowhere/a.html"], "cannot be written"),
+        (["--diff", "hf://x/y"], "xckpt: hf://x/y: the scheme"),
     ],
 )
 def test_the_command_refuses(root: Path, arguments: list[str], words: str) -> None:

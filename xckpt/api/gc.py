@@ -31,9 +31,10 @@ def gc(
     An owner is certainly *dead* if the system that it ran on says so: whatever the host name
     was, its lock is free and the system is still the same, or it was started again since. Another
     host's may be alive: such leftovers are removed only with ``older_than``, which must be longer
-    than any save or conversion takes. In a bucket that holds for all of them; a save to a free path
-    of it that is alive after all fails, for its claim is taken over first. Remains that a
-    conversion could resume from are removed too.
+    than any save or conversion takes. In a bucket that holds for all of them; a save to it that is
+    alive after all fails, for its claim is taken over first. In the folder of a manifest that
+    cannot be read, a newer release's perhaps, nothing is removed. Remains that a conversion could
+    resume from are removed too.
 
     Args:
         path: a folder, ``memory://`` or a bucket, with the checkpoints below it; a path or URL as
@@ -50,7 +51,7 @@ def gc(
         removed. ``bytes`` of buckets are at least these.
 
     Raises:
-        StorageError: the storage refused.
+        StorageError: the storage refused, or a save that was taken for a dead one has committed.
         TypeError: ``older_than`` is no time.
         ValueError: ``older_than`` is negative.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 
 from xckpt.cli.output import Failure
 from xckpt.core.near_names import no_such_name
-from xckpt.core.part.selection import NamePattern
+from xckpt.core.part.selection import NamePattern, with_containers
 
 
 def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -27,14 +26,11 @@ def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str
         meant = NamePattern(pattern)
         found = [name for name in names if meant.fits(name)]
         if not found:
-            from xckpt.cli.report import path_of
-
-            nodes = dict.fromkeys(chain.from_iterable(map(path_of, names)))
-            raise no_such_leaf(path, list(nodes), pattern)
+            raise no_such_leaf(path, with_containers(names), pattern)
         kept.update(found)
     return [name for name in names if name in kept]
 
 
-def no_such_leaf(path: str, names: Sequence[str], name: str) -> Failure:
+def no_such_leaf(path: str, names: Iterable[str], name: str) -> Failure:
     """The failure of a command whose leaf is not there."""
     return Failure(no_such_name(name, names, path, "xckpt ls lists the leaves"))

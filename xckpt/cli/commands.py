@@ -101,6 +101,11 @@ class Commands(click.Group):
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             text = "\n".join([str(error), *getattr(error, "__notes__", ())])
             raise Failure(in_options(text, command)) from error
+        except ValueError as error:
+            # A variable of the environment that all commands read; see `storage_option`.
+            if not str(error).startswith("XCKPT_"):
+                raise
+            raise Failure(str(error)) from error
         except OSError as error:
             # What is left in the buffer goes nowhere, and says nothing at the interpreter's end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -148,6 +153,7 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     LEAF lies in chunks. With --box, also which of them that slice of it reads, and their bytes.
     """
     from xckpt.cli.report import checkpoint_report, narrowed
+    from xckpt.core.part.selection import with_containers
     from xckpt.storage.base.shared import shared_bytes
 
     with collector_at_rest():
@@ -156,7 +162,8 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
         whole = checkpoint_report(path, checkpoint.manifest, shared)
     report = whole if leaf is None else narrowed(whole, leaf)
     if report is None:
-        raise no_such_leaf(path, [each.name for each in whole.leaves], str(leaf))
+        nodes = with_containers(each.name for each in whole.leaves)
+        raise no_such_leaf(path, nodes, str(leaf))
     is_leaf = [each.name for each in report.leaves] == [leaf]
     one = _with_value(checkpoint, report.leaves[0]) if is_leaf else None
     box = None

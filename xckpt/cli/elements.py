@@ -78,7 +78,7 @@ def head(path: str, leaf: str, rows: int, as_json: bool) -> None:
 def stats(path: str, patterns: tuple[str, ...], as_json: bool) -> None:
     """Show least, largest, mean, NaN and infinities of tensors.
 
-    A PATTERN chooses leaves as it does for `xckpt ls`. Everything is read and verified once.
+    A PATTERN chooses leaves as it does for xckpt ls. Everything is read and verified once.
     """
     import xckpt
     from xckpt.progress import Progress

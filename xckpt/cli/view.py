@@ -59,22 +59,17 @@ def view_command(
     chunks, and how many bytes more than are wanted. In a file, a line "mesh data=2 x model=4" comes
     before lines such as "model/*: data, model", and "hosts 2" says how many share the ranks.
     """
-    import xckpt
-
-    try:
-        with progress_bar("comparing") if diff else nullcontext() as bar:
-            options = xckpt.LoadOptions(progress=bar)
-            view = xckpt.view(path, plan=_text(plan), diff=diff, options=options)
-    except ValueError as error:
-        raise click.UsageError(f"--plan: {error}") from error
+    if leaf is not None and output is None:
+        raise click.UsageError("--leaf draws to a file: add --output FILE.svg or FILE.png")
+    view = _view(path, plan, diff)
+    if output is not None:
+        _write(view, output, leaf)
     if as_json:
         print_json(view.page)
         return
     if output is not None:
-        _write(view, output, leaf)
+        say(f"{output}: {os.path.getsize(output):,} bytes")
         return
-    if leaf is not None:
-        raise click.UsageError("--leaf draws to a file: add --output FILE.svg or FILE.png")
     from xckpt.viewer.server import PageServer
 
     try:
@@ -90,6 +85,19 @@ def view_command(
             server.serve_forever()
 
 
+def _view(path: str, plan: str, diff: str | None) -> CheckpointView:
+    import xckpt
+
+    try:
+        with progress_bar("comparing") if diff else nullcontext() as bar:
+            options = xckpt.LoadOptions(progress=bar)
+            return xckpt.view(path, plan=_text(plan), diff=diff, options=options)
+    except ValueError as error:
+        if isinstance(error, xckpt.PathError) or not plan:
+            raise
+        raise click.UsageError(f"--plan: {error}") from error
+
+
 def _write(view: CheckpointView, output: str, leaf: str | None) -> None:
     """Write the page, or the picture of a leaf."""
     try:
@@ -101,7 +109,6 @@ def _write(view: CheckpointView, output: str, leaf: str | None) -> None:
         raise click.UsageError(message) from error
     except ImportError as error:
         raise Failure(str(error)) from error
-    say(f"{output}: {os.path.getsize(output):,} bytes")
 
 
 def _text(plan: str) -> str:

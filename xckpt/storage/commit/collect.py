@@ -174,8 +174,13 @@ def _of_no_claim(paths: Iterable[Path]) -> OwnerState:
 
 
 def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
-    """Generations in a folder that its manifest does not name, and a save in place."""
+    """Generations in a folder that its manifest does not name, and a save in place.
+
+    A manifest that cannot be read is perhaps a newer release's, and may name any generation.
+    """
     root, there = _root_in(folder)
+    if there and root is None:
+        return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in sorted((folder / GENERATIONS).iterdir()):
             if root != f"{GENERATIONS}/{entry.name}":
@@ -260,6 +265,8 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
         return replace(left, removed=gone or not _exists(place))
     target = Path(left.target)
     root, there = _root_in(target)
+    if there and root is None:
+        return left  # a newer release has committed just now
     if place.name == CLAIM:
         for path in [] if there else _own_files(target):
             path.unlink(missing_ok=True)

@@ -2,10 +2,13 @@
 
 1. All keys below a prefix are listed once. A checkpoint's place is where a manifest, a claim or a
    generation is.
-2. A generation that the manifest does not name is left over from a save that was cut off, perhaps
-   while it deleted the old data. If there is a claim and no manifest, the keys that look like a
-   checkpoint's are leftovers.
-3. It is never known whether the writer is alive; its identity tells when it began.
+2. A generation that the manifest does not name is left over from a save that was cut off. One that
+   it names may hold a copy of the manifest before (`REPLACED`): the old data was not all deleted.
+   If there is a claim and no manifest, the keys that look like a checkpoint's are leftovers. Beside
+   a manifest that cannot be read, perhaps a newer release's, nothing counts as one.
+3. It is never known whether the writer is alive; its identity tells when it began. So its claim is
+   taken over before anything is removed, and the manifest read after that: a save commits only
+   while it has its claim.
 4. TensorStore lists keys without their sizes. Chunks count by the zarr.json of their array, and
    keys without one do not count.
 """
@@ -24,15 +27,20 @@ import msgspec
 import numpy as np
 import tensorstore as ts
 
-from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST
+from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, own_among
+from xckpt.errors import StorageError
+from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.collect import Leftover, is_due, root_of
-from xckpt.storage.commit.conditional import write_if
+from xckpt.storage.commit.conditional import KeyClaim, delete_keys, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity
+from xckpt.storage.commit.keys import REPLACED
 from xckpt.storage.commit.leftovers import OwnerState
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _DATED = 16
 """Digits of an identity that begins with a time."""
+_UNREADABLE = "?"
+"""Stands for the root that a manifest names which cannot be read."""
 
 
 def find_in_keys(location: Location) -> Iterator[Leftover]:
@@ -45,18 +53,34 @@ def find_in_keys(location: Location) -> Iterator[Leftover]:
         store = open_store(location)
         keys = sorted(key.decode() for key in answer(store.list(), location))
         for place, generations in _places(keys).items():
-            manifest = answer(store.read(f"{place}{MANIFEST}"), location)
-            there = manifest.state == "value"
-            root = root_of(manifest.value) if there else None
-            for identity, own in generations.items():
-                if identity and root != f"{GENERATIONS}/{identity}":
-                    where = f"{place}{GENERATIONS}/{identity}"
-                    yield _measured(location, store, where, place, own, _age(identity))
-            # Beside data in place the claim stays; see `KeyStaging.replaced`.
-            if "" in generations and root != "":
-                own = [f"{place}{CLAIM}", *(() if there else _in_place(keys, place))]
-                claim = answer(store.read(own[0]), location).value
-                yield _measured(location, store, own[0], place, own, _age(_saver(claim)))
+            yield from _find_at(location, store, keys, place, generations)
+
+
+def _find_at(
+    location: Location,
+    store: ts.KvStore,
+    keys: list[str],
+    place: str,
+    generations: Mapping[str, list[str]],
+) -> Iterator[Leftover]:
+    """What was left at a checkpoint's place."""
+    root = _root_at(store, place, location)
+    if root == _UNREADABLE:
+        return
+    for identity, own in generations.items():
+        where = f"{place}{GENERATIONS}/{identity}"
+        if identity and root != where.removeprefix(place):
+            yield _measured(location, store, where, place, own, _age(identity))
+    named = posixpath.basename(root or "")
+    note = f"{place}{root}/{REPLACED}"
+    if note in generations.get(named, ()):
+        old = answer(store.read(note), location).value
+        own = [note, *_of_manifest(old, keys, place)]
+        yield _measured(location, store, note, place, own, _age(named))
+    elif "" in generations and root != "":  # beside data in place the claim stays
+        own = [f"{place}{CLAIM}", *(_in_place(keys, place) if root is None else ())]
+        claim = answer(store.read(own[0]), location).value
+        yield _measured(location, store, own[0], place, own, _age(_saver(claim)))
 
 
 def _places(keys: Iterable[str]) -> dict[str, dict[str, list[str]]]:
@@ -70,6 +94,13 @@ def _places(keys: Iterable[str]) -> dict[str, dict[str, list[str]]]:
         elif posixpath.basename(key) == CLAIM:
             places.setdefault(key.removesuffix(CLAIM), {}).setdefault("", []).append(key)
     return places
+
+
+def _of_manifest(manifest: bytes, keys: Iterable[str], place: str) -> list[str]:
+    """The keys in place that a manifest implies, and the claim beside them."""
+    below = [key.removeprefix(place) for key in keys if key.startswith(place)]
+    own = own_among(below, [own_keys(manifest)], MANIFEST, GENERATIONS)
+    return [f"{place}{key}" for key in own]
 
 
 def _in_place(keys: Iterable[str], place: str) -> list[str]:
@@ -150,10 +181,10 @@ def _chunk_bytes(document: bytes) -> int:
 def remove_keys(location: Location, left: Leftover, older_than: float | None) -> Leftover:
     """Remove a leftover among keys, if it is due and nothing has committed it meanwhile.
 
-    The claim of a save in place is taken over first: if the save is alive it commits no more.
+    The claim of its save is taken over first: if that is alive it commits no more.
 
     Raises:
-        StorageError: the storage refused.
+        StorageError: the storage refused, or a save has committed what was being removed.
     """
     if not is_due(left, older_than):
         return left
@@ -162,29 +193,56 @@ def remove_keys(location: Location, left: Leftover, older_than: float | None) ->
         where = left.path.removeprefix(str(location)).lstrip("/")
         place = left.target.removeprefix(str(location)).lstrip("/")
         place = f"{place}/" if place else ""
-        in_place = posixpath.basename(where) == CLAIM
-        if in_place and not _take_over(store, where, older_than, location):
+        in_place = posixpath.basename(where) in (CLAIM, REPLACED)
+        claim = KeyClaim.of(f"{place if in_place else f'{where}/'}{CLAIM}", new_identity())
+        seen = answer(store.read(claim.key), location)
+        there = seen.state == "value"
+        ours = _is_of(seen.value, left, older_than) if there else claim.key != where
+        if not (ours and write_if(store, claim.key, claim.text, seen.stamp.generation, location)):
             return left
-        manifest = answer(store.read(f"{place}{MANIFEST}"), location)
-        there = manifest.state == "value"
-        named = "" if in_place else where.removeprefix(place)
-        if there and root_of(manifest.value) == named:
-            return left  # it was committed just now
-        keys = [key.decode() for key in answer(store.list(), location)]
-        if in_place:
-            own = [*(() if there else _in_place(keys, place)), where]
-        else:
-            own = [key for key in keys if key.startswith(f"{where}/")]
-        for future in [store.write(key, None) for key in own]:
-            answer(future, location)
-    return replace(left, removed=True)
+        own = _own(store, where, place, location)
+        # What says that the others are left goes last.
+        for some in (set(own) - {where, claim.key}, set(own) & {where} - {claim.key}):
+            for error in delete_keys(store, some, location).values():
+                raise error
+        if own or not there:
+            claim.release(store, location)
+        root = where.removeprefix(place).removesuffix(CLAIM)
+        if own and _root_at(store, place, location) == root:
+            raise StorageError(
+                f"{left.target}: a save committed here while what it had written was removed as "
+                f"that of a dead one: save again, and give a longer time"
+            )
+    return replace(left, removed=bool(own))
 
 
-def _take_over(store: ts.KvStore, key: str, older_than: float | None, location: Location) -> bool:
-    """Replace a claim by one of this process, unless it is that of a later save by now."""
-    claim = answer(store.read(key), location)
-    age = _age(_saver(claim.value))
-    if claim.state != "value" or age is None or older_than is None or age < older_than:
-        return False
-    own = msgspec.json.encode(ClaimText.own(new_identity()))
-    return bool(write_if(store, key, own, claim.stamp.generation, location))
+def _is_of(claim: bytes, left: Leftover, older_than: float | None) -> bool:
+    """Whether a claim is as old as its leftover has to be, and not that of a later save."""
+    age = _age(_saver(claim))
+    age = left.age if age is None else age
+    return age is not None and older_than is not None and age >= older_than
+
+
+def _own(store: ts.KvStore, where: str, place: str, location: Location) -> list[str]:
+    """The keys of a leftover by now; none if the manifest names them."""
+    keys = [key.decode() for key in answer(store.list(), location)]
+    root = _root_at(store, place, location)  # after the listing: a save has had time to commit
+    name, generation = posixpath.basename(where), where.removeprefix(place)
+    if name == REPLACED and root == posixpath.dirname(generation):
+        old = answer(store.read(where), location).value
+        return [*_of_manifest(old, keys, place), where]
+    if name == CLAIM and root is None:
+        return [*_in_place(keys, place), where]
+    if name == CLAIM and root not in ("", _UNREADABLE):
+        return [where]
+    left = name not in (CLAIM, REPLACED) and root not in (generation, _UNREADABLE)
+    return [key for key in keys if left and key.startswith(f"{where}/")]
+
+
+def _root_at(store: ts.KvStore, place: str, location: Location) -> str | None:
+    """The root that the manifest at a place names; None if there is none."""
+    manifest = answer(store.read(f"{place}{MANIFEST}"), location)
+    if manifest.state != "value":
+        return None
+    root = root_of(manifest.value)
+    return _UNREADABLE if root is None else root

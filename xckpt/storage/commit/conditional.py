@@ -1,4 +1,4 @@
-"""Conditional writes, and finding out who wrote a key if the answer was lost.
+"""Conditional writes and claims among keys, and finding out who wrote a key if the answer was lost.
 
 An object store may carry out a request and lose the answer; when it is asked again, the condition
 no longer holds. So the key is read then, and its content tells who has won.
@@ -14,12 +14,72 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import msgspec
 import tensorstore as ts
 
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import StorageError
+from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.location import Location, answer
+
+SECONDS: Final = 2.0
+"""Age from which on an answer says too little about a claim."""
+
+
+@dataclass(slots=True)
+class KeyClaim:
+    """A claim among keys: its owner works on the keys beside it, until another takes it over."""
+
+    key: str
+    text: bytes
+    """Unique to the claim."""
+    _asked: ts.Future[ts.KvStore.ReadResult] | None = None
+    _since: float = 0.0
+
+    @classmethod
+    def of(cls, key: str, identity: str) -> KeyClaim:
+        """A claim of this process, which is not written yet."""
+        return cls(key, msgspec.json.encode(ClaimText.own(identity)))
+
+    def ask(self, store: ts.KvStore) -> None:
+        """Begin to look who has it."""
+        self._asked, self._since = store.read(self.key), time.monotonic()
+
+    def is_held(self, store: ts.KvStore, target: Location, *, now: bool = True) -> bool:
+        """Whether nobody has taken it over; by what was asked before unless it must be ``now``."""
+        if now or self._asked is None or time.monotonic() - self._since > SECONDS:
+            self.ask(store)
+        assert self._asked is not None
+        return answer(self._asked, target).value == self.text
+
+    def require(self, store: ts.KvStore, target: Location, seen: bytes) -> None:
+        """Refuse to commit what a collection (`collect_keys`) has removed.
+
+        Another manifest than that of generation ``seen`` refuses by itself.
+
+        Raises:
+            StorageError: the claim was taken over.
+        """
+        if self.is_held(store, target, now=False):
+            return
+        if answer(store.read(MANIFEST), target).stamp.generation == seen:
+            raise StorageError(
+                f"{target}: this save was taken for a dead one, and what it wrote was removed: "
+                f"save again, with overwrite=True; give xckpt gc a longer time, and look at the "
+                f"clocks"
+            )
+
+    def release(self, store: ts.KvStore, target: Location) -> None:
+        """Delete it, if nobody has taken it over."""
+        read = answer(store.read(self.key), target)
+        if read.value == self.text:
+            answer(store.write(self.key, None, if_equal=read.stamp.generation), target)
 
 
 def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: Location) -> bytes:
@@ -43,10 +103,28 @@ def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: L
     return written or generation_if(store, key, content, target)
 
 
+def is_written(store: ts.KvStore, key: str, content: bytes, target: Location) -> bool:
+    """Whether a key holds this content; False if the store does not say."""
+    with contextlib.suppress(Exception):
+        return bool(generation_if(store, key, content, target))
+    return False
+
+
 def generation_if(store: ts.KvStore, key: str, content: bytes, target: Location) -> bytes:
     """The generation of a key that holds this content; empty if it does not."""
     read = answer(store.read(key), target)
     return read.stamp.generation if read.state == "value" and read.value == content else b""
+
+
+def delete_keys(store: ts.KvStore, keys: Iterable[str], target: Location) -> dict[str, Exception]:
+    """Delete keys, all at once; why some are left."""
+    left: dict[str, Exception] = {}
+    for key, asked in [(key, store.write(key, None)) for key in keys]:
+        try:
+            answer(asked, target)
+        except Exception as error:  # whatever it is, others may go
+            left[key] = error
+    return left
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:

@@ -4,8 +4,8 @@ Object stores and ``memory://`` rename nothing, and some local folders cannot be
 point).
 
 1. At a free path the save creates `CLAIM` and writes there. At a checkpoint it writes to
-   ``.generations/ID`` beside the old data. In a bucket the claim stays until the data goes: a
-   request may be repeated and come late, and no other claim may succeed.
+   ``.generations/ID`` beside the old data; in a bucket that has a claim too. There the claim stays
+   until the data goes: a request may be repeated and come late, and no other claim may succeed.
 2. `KeyStaging.publish` writes the manifest on the condition that it is still what was seen at the
    beginning. The keys to delete are listed before: any save that was writing them began before this
    commit and cannot commit after it. Only keys that the old manifest implies or that lie in
@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-import msgspec
 import tensorstore as ts
 
 from xckpt.core.commit import Place, Step, decide
@@ -42,8 +41,14 @@ from xckpt.core.manifest.own_keys import (
 )
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import names_below, own_keys
-from xckpt.storage.commit.conditional import empty_stale_lock, generation_if, write_if
-from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
+from xckpt.storage.commit.conditional import (
+    KeyClaim,
+    delete_keys,
+    empty_stale_lock,
+    is_written,
+    write_if,
+)
+from xckpt.storage.commit.folder import new_identity, sync_folder, sync_tree
 from xckpt.storage.commit.probe import check_conditions, check_listing, find_keys, look, note_left
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
@@ -66,10 +71,8 @@ class KeyStaging:
     """The manifest at the beginning; None if there was none."""
     root: str = ""
     """`location` relative to the manifest; goes into the manifest."""
-    claimed: bytes = b""
-    """Generation of the key `CLAIM`, where this save has written it."""
-    claim: ts.Future[ts.KvStore.ReadResult] | None = None
-    """That key, asked for before the commit; a collection (`collect_keys`) has perhaps taken it."""
+    claim: KeyClaim | None = None
+    """Of this save; None in a local generation."""
     committed: bool = False
     sent: bool = False
     """Whether the manifest was written, or may have been: the store did not deny it."""
@@ -84,10 +87,10 @@ class KeyStaging:
 
     def prepare(self) -> None:
         """Ask for what `publish` needs to know, while data is being written."""
-        if self.target.folder is None and self.step is Step.IN_PLACE:
-            self.claim = open_store(self.target).read(CLAIM)
-        elif self.target.bucket and self.step is Step.GENERATION:
-            store = open_store(self.target)
+        store = open_store(self.target)
+        if self.claim is not None and self.target.folder is None:
+            self.claim.ask(store)
+        if self.target.bucket and self.step is Step.GENERATION:
             self.listing = store.list()
             self._note(store)
 
@@ -101,12 +104,13 @@ class KeyStaging:
         with storage_errors(self.target):
             _sync(self)
             store = open_store(self.target)
-            _check_claim(self, store)
             # Listed before the commit: keys that others write after it must not be touched.
             replaced = self.replaced(store)
             replaced += self._note_replaced(store)
             if self.target.folder is not None:
                 empty_stale_lock(self.target.folder, MANIFEST)
+            if self.claim is not None and self.target.folder is None:
+                self.claim.require(store, self.target, self.seen)
             self._write_manifest(store, manifest)
             self.committed = True
             self._close()
@@ -122,7 +126,7 @@ class KeyStaging:
                 self.sent = False
                 raise
             self.target.access.clean_up()
-            written = _is_written(store, manifest, self.target)
+            written = is_written(store, MANIFEST, manifest, self.target)
             if self.target.folder is not None:
                 self.sent = written  # a file that is not there now doesn't come later
                 raise
@@ -206,11 +210,11 @@ class KeyStaging:
             below = f"{self.root}/"
             listed = [key for key in self._listed(store) if key.startswith(below)]
             self.delete(store, listed, self._written())
-        elif answer(store.read(CLAIM), self.target).stamp.generation == self.claimed:
+        elif self.claim is not None and self.claim.is_held(store, self.target):
             # All keys that look like ours are ours, except a committed manifest and its generation.
             listed = own_among(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
             if not self.delete(store, listed, self._written()):
-                answer(store.write(CLAIM, None, if_equal=self.claimed), self.target)
+                self.claim.release(store, self.target)
 
     def _listed(self, store: ts.KvStore) -> list[str]:
         """The keys at the path, as far as the store lists them: written keys are known anyway."""
@@ -227,6 +231,8 @@ class KeyStaging:
             return {}
         below = f"{self.root}/" if self.root else ""
         noted = {} if self.noting is None else {f"{below}{REPLACED}": len(self.old or b"")}
+        if self.root and self.claim is not None:
+            noted[self.claim.key] = len(self.claim.text)
         return noted | {f"{below}{key}": size for key, size in object_sizes(self.planned)}
 
     def delete(
@@ -255,37 +261,12 @@ class KeyStaging:
 def _delete_now(store: ts.KvStore, target: Location, keys: list[str]) -> dict[str, Exception]:
     """Delete keys; why some are left."""
     folder = target.folder
-    left: dict[str, Exception] = {}
     if folder is None:
-        for key, asked in [(key, store.write(key, None)) for key in keys]:
-            try:
-                answer(asked, target)
-            except Exception as error:
-                left[key] = error
-        return left
+        return delete_keys(store, keys, target)
     for entry in sorted((folder / key for key in keys), reverse=True):
         with contextlib.suppress(OSError):
             entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    return left
-
-
-def _is_written(store: ts.KvStore, manifest: bytes, target: Location) -> bool:
-    """Whether the manifest is there after all; False if the store does not say."""
-    with contextlib.suppress(Exception):
-        return bool(generation_if(store, MANIFEST, manifest, target))
-    return False
-
-
-def _check_claim(staging: KeyStaging, store: ts.KvStore) -> None:
-    """Refuse to commit what a collection has removed; a manifest there refuses by itself."""
-    claim, target = staging.claim, staging.target
-    if claim is None or answer(claim, target).stamp.generation == staging.claimed:
-        return
-    if answer(store.read(MANIFEST), target).stamp.generation == staging.seen:
-        raise StorageError(
-            f"{target}: this save was taken for a dead one, and what it wrote was removed: save "
-            f"again, with overwrite=True; give xckpt gc a longer time, and look at the clocks"
-        )
+    return {}
 
 
 def _sync(staging: KeyStaging) -> None:
@@ -317,17 +298,35 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
     step = decide(target, found, Place.KEYS, overwrite=overwrite)
     absent = seen.stamp.generation
     if step is Step.GENERATION:
-        staging = _beside(target, seen, planned)
-        if target.bucket:
-            check_conditions(store, target, f"{staging.root}/{CLAIM}", seen)
-        return staging
-    text = msgspec.json.encode(ClaimText.own(new_identity()))
+        return _claim_beside(_beside(target, seen, planned), store, seen)
+    claim = KeyClaim.of(CLAIM, new_identity())
     # Neither manifest nor claim exists, so both have the same generation: that of absence.
-    generation = write_if(store, CLAIM, text, absent, target)
+    generation = write_if(store, CLAIM, claim.text, absent, target)
     if not generation:
         raise CheckpointExistsError(f"{target}: another save has just begun here")
     check_listing(store, target, generation)
-    return KeyStaging(step, target, target, absent, claimed=generation, planned=planned)
+    return KeyStaging(step, target, target, absent, claim=claim, planned=planned)
+
+
+def _claim_beside(
+    staging: KeyStaging, store: ts.KvStore, seen: ts.KvStore.ReadResult
+) -> KeyStaging:
+    """Claim a generation, while the bucket shows that it keeps conditions."""
+    target, root = staging.target, staging.root
+    if target.folder is not None:
+        return staging
+    staging.claim = claim = KeyClaim.of(f"{root}/{CLAIM}", posixpath.basename(root))
+    asked = store.write(claim.key, claim.text)
+    try:
+        if target.bucket:
+            check_conditions(store, target, f"{root}/xckpt.trial-condition", seen)
+        answer(asked, target)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            answer(asked, target)
+        delete_keys(store, [claim.key], target)
+        raise
+    return staging
 
 
 def stage_beside(

@@ -1,11 +1,13 @@
 """Removing a checkpoint: a part of it is never readable as a checkpoint.
 
 1. The claim of a save is written, so that a path whose removal was killed is known as unfinished: a
-   save with ``overwrite=True`` clears it. On a full disk it is written after the next step.
+   save with ``overwrite=True`` clears it. On a full disk it is written after the next step. It
+   replaces the one that was seen: of two deletions one goes on.
 2. The manifest is deleted, on the condition that it is still the one that was seen. From here on
    there is no checkpoint, and readers get an error that says so.
 3. Everything that this manifest implies is deleted, a few files at a time, no faster than a `Pace`
-   says. Deletions that the storage refuses are retried, at growing intervals.
+   says. Deletions that the storage refuses are retried, at growing intervals. Among keys it ends
+   when the claim is another's: an overwrite has deleted the rest, and the path may be free again.
 4. Then the claim goes, and the folder if it is empty. Other files there are the user's and stay.
 """
 
@@ -21,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-import msgspec
 import tensorstore as ts
 
 from xckpt.core.commit import Step
@@ -29,7 +30,8 @@ from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.budget import ProgressCounter, Watcher
-from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder
+from xckpt.storage.commit.conditional import KeyClaim, delete_keys, write_if
+from xckpt.storage.commit.folder import new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
@@ -91,7 +93,8 @@ class Hidden:
     keys: list[str]
     """Its files, and in a local folder its folders; without those that go last."""
     last: list[str]
-    """The marks that go last."""
+    """The marks that go last, before the claim."""
+    claim: KeyClaim
 
     def sweep(self, pace: Pace, progress: Watcher = None) -> None:
         """Delete it.
@@ -106,7 +109,10 @@ class Hidden:
         counter = ProgressCounter(len(self.keys), progress, "files")
         with storage_errors(self.target):
             for delay in (*DELAYS, None):
-                error = self._sweep(pace, counter)
+                try:
+                    error = self._sweep(pace, counter)
+                except Exception as refused:  # to look at the claim, or to delete it
+                    error = refused
                 if error is None:
                     break
                 if delay is None:
@@ -121,6 +127,9 @@ class Hidden:
         left: dict[str, Exception] = {}
         at_once = AT_ONCE if folder is not None else pace.at_once
         for first in range(0, len(self.keys), at_once):
+            if folder is None and not self.claim.is_held(store, self.target):
+                self.keys = self.last = []
+                return None
             some = self.keys[first : first + at_once]
             refused = _delete(store, folder, some, self.target)
             left |= refused
@@ -130,6 +139,8 @@ class Hidden:
         self.keys = _with_folders(left, self.keys)
         if not left:
             left = _delete(store, folder, self.last, self.target)
+        if not left:
+            self.claim.release(store, self.target)
         if folder is not None and not left:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # the user's files may be in it
@@ -159,6 +170,7 @@ def hide_checkpoint(target: Location) -> Hidden:
     with storage_errors(target):
         store = open_store(target)
         listing = store.list() if target.bucket else None
+        claiming = store.read(CLAIM)
         seen = answer(store.read(MANIFEST), target)
         if seen.state != "value":
             raise NotACheckpointError(
@@ -170,31 +182,39 @@ def hide_checkpoint(target: Location) -> Hidden:
         )
         # Listed before: keys that others begin to write afterwards must not be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
-        claimed = _claim(store, target)
+        claim, before = KeyClaim.of(CLAIM, new_identity()), answer(claiming, target)
+        claimed = _claim(store, claim, before.stamp.generation, target)
         if not _withdraw(store, target, generation, full=not claimed):
-            answer(store.write(CLAIM, None), target)
-            raise StorageError(f"{target}: another save has replaced this checkpoint just now")
+            claim.release(store, target)
+            raise _replaced(target)
         if not claimed:
-            _claim(store, target)  # there is room now
+            _claim(store, claim, before.stamp.generation, target)  # there is room now
         if target.folder is not None:
             sync_folder(target.folder)
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
-    last = [*marks, *sorted(groups, reverse=True), CLAIM]
-    return Hidden(target, [key for key in keys if key not in {*last}], last)
+    last = [*marks, *sorted(groups, reverse=True)]
+    return Hidden(target, [key for key in keys if key not in {*last, CLAIM}], last, claim)
 
 
-def _claim(store: ts.KvStore, target: Location) -> bool:
+def _replaced(target: Location) -> StorageError:
+    return StorageError(
+        f"{target}: another save or deletion has replaced or removed this checkpoint just now"
+    )
+
+
+def _claim(store: ts.KvStore, claim: KeyClaim, seen: bytes, target: Location) -> bool:
     """Write the claim, unless a full disk has no room for it: deleting makes room."""
-    text = msgspec.json.encode(ClaimText.own(new_identity()))
     try:
-        answer(store.write(CLAIM, text), target)
+        taken = write_if(store, CLAIM, claim.text, seen, target)
     except (OSError, ValueError, RuntimeError):
         if target.folder is None:
             raise
         with contextlib.suppress(OSError):
             (target.folder / f"{CLAIM}.__lock").unlink()
         return False
+    if not taken:
+        raise _replaced(target)
     return True
 
 
@@ -227,12 +247,7 @@ def _delete(
             except OSError as error:
                 left[key] = error
         return left
-    for key, asked in [(key, store.write(key, None)) for key in keys]:
-        try:
-            answer(asked, target)
-        except Exception as error:  # whatever it is, others may go
-            left[key] = error
-    return left
+    return delete_keys(store, keys, target)
 
 
 def _delete_entry(entry: str) -> None:

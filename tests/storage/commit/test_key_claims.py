@@ -1,0 +1,191 @@
+"""Who works on keys holds a claim: saves, deletions and collections that meet at one path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.support.servers import bucket, environment, gcs
+from xckpt.storage.commit import collect_keys, conditional, remove, staging
+from xckpt.storage.commit.keys import KeyStaging
+from xckpt.storage.commit.remove import Pace, hide_checkpoint
+from xckpt.storage.location import Location, open_store
+
+__all__ = ["bucket", "environment", "gcs"]
+
+PLAIN = xckpt.SaveOptions(pack_bytes=0)
+OLD, NEW = {"w": np.arange(3), "step": 1}, {"w": np.arange(4), "step": 2}
+
+
+@pytest.fixture(params=["memory", "bucket", "gcs"])
+def url(request: pytest.FixtureRequest) -> str:
+    if request.param != "memory":
+        request.getfixturevalue(request.param)
+    scheme = {"memory": "memory", "bucket": "s3", "gcs": "gs"}[request.param]
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return f"{scheme}://bucket/{name}"
+
+
+def keys(url: str) -> list[str]:
+    return sorted(key.decode() for key in open_store(Location.parse(url)).list().result())
+
+
+def step_at(url: str) -> object:
+    checkpoint = xckpt.open(url)
+    assert checkpoint.verify() == []
+    return checkpoint["step"]
+
+
+def once_before(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, act: Callable[[], object]):
+    """Have something done before the next call of a function."""
+    called = getattr(where, name)
+
+    def first(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(where, name, called)
+        act()
+        return called(*given, **options)
+
+    monkeypatch.setattr(where, name, first)
+
+
+def collect(url: str) -> None:
+    """Remove what is there of a save that is under way."""
+    [left] = xckpt.gc(url, older_than=0)
+    assert left.removed
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_save_that_was_collected_is_not_committed(
+    url: str, overwrite: bool, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a person who names too short a time; the claim was looked at before, but long ago."""
+    if overwrite:
+        xckpt.save(url, OLD, options=PLAIN)
+    if late:
+        monkeypatch.setattr(conditional, "SECONDS", -1.0)
+    once_before(monkeypatch, KeyStaging, "publish" if late else "prepare", lambda: collect(url))
+    with pytest.raises(xckpt.StorageError, match="taken for a dead one"):
+        xckpt.save(url, NEW, overwrite=overwrite, options=PLAIN)
+    if overwrite:
+        assert step_at(url) == 1
+    xckpt.save(url, NEW, overwrite=True, options=PLAIN)
+    assert step_at(url) == 2 and xckpt.gc(url, older_than=0) == []
+
+
+def test_a_copy_that_was_collected_is_not_committed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xckpt.save("memory://key-claims-copied", NEW, overwrite=True, options=PLAIN)
+    once_before(monkeypatch, KeyStaging, "publish", lambda: collect(url))
+    with pytest.raises(xckpt.StorageError, match="taken for a dead one"):
+        xckpt.copy("memory://key-claims-copied", url)
+    assert keys(url) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_commit_amid_a_collection_is_said(
+    url: str, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest was on its way when the claim was taken over: nobody says that all is well."""
+    if overwrite:
+        xckpt.save(url, OLD, options=PLAIN)
+    write = KeyStaging._write_manifest
+
+    def while_it_is_collected(self: KeyStaging, store: Any, manifest: bytes) -> None:
+        once_before(monkeypatch, collect_keys, "delete_keys", lambda: write(self, store, manifest))
+        with pytest.raises(xckpt.StorageError, match="a save committed here while"):
+            xckpt.gc(url, older_than=0)
+
+    monkeypatch.setattr(KeyStaging, "_write_manifest", while_it_is_collected)
+    xckpt.save(url, NEW, overwrite=overwrite, options=PLAIN)
+    assert xckpt.open(url).verify() != []
+
+
+def test_of_two_deletions_one_goes_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one says so, and leaves the claim, by which the remains are known."""
+    xckpt.save(url, OLD, options=PLAIN)
+    target, hidden = Location.parse(url), list[remove.Hidden]()
+    once_before(monkeypatch, remove, "_claim", lambda: hidden.append(hide_checkpoint(target)))
+    with pytest.raises(xckpt.StorageError, match="another save or deletion"):
+        xckpt.delete(url)
+    assert "xckpt.saving" in keys(url) and "w/c/0" in keys(url)
+    collect(url)  # as if the first one had been killed
+    assert keys(url) == []
+
+
+def test_a_deletion_that_lost_the_race_leaves_the_save_its_claim(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saw a checkpoint that is deleted by now, and a save has begun in its place."""
+    xckpt.save(url, OLD, options=PLAIN)
+    writer = xckpt.storage.ZarrStorageWriter(url, options=PLAIN)
+
+    def begin_anew() -> None:
+        hide_checkpoint(Location.parse(url)).sweep(Pace())
+        writer.stage()
+
+    once_before(monkeypatch, remove, "_claim", begin_anew)
+    with pytest.raises(xckpt.StorageError, match="another save or deletion"):
+        xckpt.delete(url)
+    assert keys(url) == ["xckpt.saving"]
+    writer.abort()
+    assert keys(url) == []
+
+
+def test_a_slow_deletion_ends_when_another_has_the_path(url: str) -> None:
+    xckpt.save(url, OLD, options=PLAIN)
+    slow = hide_checkpoint(Location.parse(url))
+    xckpt.save(url, OLD, overwrite=True, options=PLAIN)
+    xckpt.delete(url)
+    xckpt.save(url, NEW, options=PLAIN)
+    there = keys(url)
+    slow.sweep(Pace())
+    assert keys(url) == there and step_at(url) == 2
+
+
+def test_what_an_overwrite_could_not_delete_is_collected(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xckpt.save(url, OLD, options=PLAIN)
+    open_store(Location.parse(url)).write("mine/zarr.json", b"{}").result()
+    with monkeypatch.context() as refusing:
+        refusing.setattr(KeyStaging, "delete", lambda *given: True)
+        xckpt.save(url, NEW, overwrite=True, options=PLAIN)
+    assert "w/c/0" in keys(url)
+    [left] = xckpt.gc(url, dry_run=True)
+    assert left.path.endswith("/xckpt.replaced") and left.bytes > 0
+    assert not xckpt.gc(url, older_than=3600)[0].removed
+    collect(url)
+    root = xckpt.open(url).manifest.root
+    outside = [key for key in keys(url) if not key.startswith(f"{root}/")]
+    assert outside == ["mine/zarr.json", "xckpt.json"]
+    assert step_at(url) == 2 and xckpt.gc(url, older_than=0) == []
+
+
+@pytest.mark.parametrize("damage", [(b'"version":1', b'"version":2'), (b"shape", b"shade")])
+def test_beside_a_manifest_that_cannot_be_read_nothing_is_collected(
+    url: str, damage: tuple[bytes, bytes]
+) -> None:
+    """It may be a newer release's, and name any generation."""
+    xckpt.save(url, OLD, options=PLAIN)
+    xckpt.save(url, NEW, overwrite=True, options=PLAIN)
+    store = open_store(Location.parse(url))
+    store.write("xckpt.json", store.read("xckpt.json").result().value.replace(*damage)).result()
+    there = keys(url)
+    assert xckpt.gc(url, older_than=0) == [] and keys(url) == there
+
+
+def test_nor_in_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "can_exchange", lambda folder: False)
+    for state in (OLD, NEW):
+        xckpt.save(tmp_path / "run", state, overwrite=True, options=PLAIN)
+    manifest = tmp_path / "run" / "xckpt.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version":1', b'"version":2'))
+    assert xckpt.gc(tmp_path, older_than=0) == []
+    assert len(list(tmp_path.rglob("c/0"))) == 1
