@@ -28,6 +28,7 @@ from xckpt.core.run.bases import FULL_EVERY, Bases
 from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import BY_DEFAULT, KEEP_BY_DEFAULT, KeepPolicy, SavePolicy
 from xckpt.core.run.temporary import Temporary, keep_policies, save_policies
+from xckpt.core.text.arguments import named
 from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses, operation
 from xckpt.engine.run.decision import agreed_step
@@ -255,7 +256,9 @@ def _rate(rate: float | None) -> float | None:
         TypeError, ValueError: it is not a rate.
     """
     if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
-        raise TypeError(f"delete_rate is a number of files a second, not a {type(rate).__name__}")
+        raise TypeError(
+            f"delete_rate is a number of files a second, not {named(type(rate).__name__)}"
+        )
     if rate is not None and not rate > 0:
         raise ValueError(f"delete_rate is more than 0 files a second, not {rate}")
     return rate
@@ -268,7 +271,7 @@ def _count(full_every: int | None) -> int | None:
         TypeError, ValueError: it is none.
     """
     if full_every is not None and (isinstance(full_every, bool) or not isinstance(full_every, int)):
-        raise TypeError(f"full_every is a number of saves, not a {type(full_every).__name__}")
+        raise TypeError(f"full_every is a number of saves, not {named(type(full_every).__name__)}")
     if full_every is not None and full_every < 1:
         raise ValueError(f"full_every is 1 or more saves, not {full_every}")
     return full_every

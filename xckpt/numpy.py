@@ -19,6 +19,7 @@ from xckpt.core.geometry.strides import is_one_to_one
 from xckpt.core.leaf import Copyable, Extent, HostSource, TargetPlace
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.plan.new_leaves import weightless
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 
 
@@ -110,7 +111,7 @@ class NumpyAdapter(Adapter[Leaf]):
             return ArrayTarget(like.shape, dtype, like.dtype)
         if not isinstance(like, np.ndarray) or not like.flags.writeable:
             raise UnsupportedLeafError(
-                f"{name}: a {type(like).__name__} that cannot be written; load_into needs a "
+                f"{name}: {named(type(like).__name__)} that cannot be written; load_into needs a "
                 f"writable array here, or use load, which returns a new one"
             )
         if not is_one_to_one(like.shape, like.strides, like.itemsize):

@@ -47,7 +47,7 @@ def test_every_problem_is_listed_with_its_place() -> None:
         check_json({"a": [1, {2}], "b": {3: 4}, "c": (1.5, float("inf"))}, "metadata")
     assert caught.value.problems == (
         "metadata/a/1: a builtins.set is not a JSON value",
-        "metadata/b: the key 3 is a int; JSON keys are strings",
+        "metadata/b: the key 3 is an int; JSON keys are strings",
         "metadata/c/1: inf is not a JSON number",
     )
 

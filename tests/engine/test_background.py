@@ -165,7 +165,7 @@ def test_the_next_save_waits(tmp_path: Path, again: str) -> None:
 def test_what_is_no_stager_is_refused_at_once(tmp_path: Path) -> None:
     """It was an AttributeError of the thread, when the result was asked for."""
     no_stager: Any = 3
-    with pytest.raises(TypeError, match=r"stager= takes an instance of .*AsyncStager, not a int"):
+    with pytest.raises(TypeError, match=r"stager= takes an instance of .*AsyncStager, not an int"):
         xckpt.save_async(tmp_path / "ckpt", {"w": 1}, stager=no_stager)
     a_class: Any = BlockingAsyncStager
     with pytest.raises(TypeError, match=r"an instance of .*AsyncStager, not BlockingAsyncStager"):

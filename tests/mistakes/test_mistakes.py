@@ -267,7 +267,7 @@ def test_swapped_arguments() -> None:
         ),
         (
             lambda p, o: untyped.save(p, STATE, group=3),
-            "a group of processes is an xckpt.Group, a torch.distributed.ProcessGroup or a DeviceMesh, not a int",
+            "a group of processes is an xckpt.Group, a torch.distributed.ProcessGroup or a DeviceMesh, not an int",
         ),
         (
             lambda p, o: untyped.load(p, STATE, mapping={}),
@@ -279,7 +279,7 @@ def test_swapped_arguments() -> None:
         ),
         (
             lambda p, o: untyped.load(p, STATE, report=3),
-            "load(report=) takes a function of a LoadReport, not a int",
+            "load(report=) takes a function of a LoadReport, not an int",
         ),
         (
             lambda p, o: untyped.diff(p, p, options={}),

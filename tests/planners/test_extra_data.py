@@ -78,7 +78,7 @@ def test_every_rank_sees_the_same_whatever_json_makes_of_it():
     "part, text",
     [
         ({"when": float("nan")}, "planner_data/1/when: nan is not a JSON number"),
-        ({3: 4}, "planner_data/1: the key 3 is a int; JSON keys are strings"),
+        ({3: 4}, "planner_data/1: the key 3 is an int; JSON keys are strings"),
         (b"bytes", "planner_data/1: a builtins.bytes is not a JSON value"),
     ],
 )

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from xckpt.api.save import Path, check_path
+from xckpt.core.text.arguments import named
 from xckpt.core.text.printable import in_few
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
@@ -99,7 +100,7 @@ def _seconds(older_than: float | timedelta | None) -> float | None:
         return None
     if isinstance(older_than, bool) or not isinstance(older_than, int | float):
         raise TypeError(
-            f"older_than must be seconds or a timedelta, not a {type(older_than).__name__}"
+            f"older_than must be seconds or a timedelta, not {named(type(older_than).__name__)}"
         )
     if not older_than >= 0:
         raise ValueError(f"older_than must not be negative, and is {older_than}")

@@ -13,6 +13,7 @@ from xckpt.api.parts import PartialLoad, Patterns
 from xckpt.api.save import Path, check_path, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity
+from xckpt.core.text.arguments import named
 from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.options import LoadOptions, check_flags
@@ -293,4 +294,4 @@ def _check_load(path: object, report: object, flags: Mapping[str, object]) -> No
     check_flags("load", **flags)
     if report is not None and not callable(report):
         kind = type(report).__name__
-        raise TypeError(f"load(report=) takes a function of a LoadReport, not a {kind}")
+        raise TypeError(f"load(report=) takes a function of a LoadReport, not {named(kind)}")

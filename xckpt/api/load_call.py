@@ -17,6 +17,7 @@ from xckpt.api.parts import PartialLoad
 from xckpt.api.save import Path, check_planner, found, raise_on_others, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
+from xckpt.core.text.arguments import named
 from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
@@ -172,6 +173,6 @@ def check_filled(loaded: object, state: object) -> None:
     if loaded is not state:
         kind = type(state).__name__
         raise UnsupportedLeafError(
-            f"the root: a {kind} cannot be changed in place, and Python values in it were loaded; "
-            f"put it into a dict or a list, or use xckpt.load, which returns a new one"
+            f"the root: {named(kind)} cannot be changed in place, and Python values in it were "
+            f"loaded; put it into a dict or a list, or use xckpt.load, which returns a new one"
         )

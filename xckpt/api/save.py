@@ -14,6 +14,7 @@ from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.run.names import OptionalBase
+from xckpt.core.text.arguments import named
 from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.ranks.group import Group, TorchProcesses
@@ -274,7 +275,7 @@ def _checked(
     options = checked_options(options, SaveOptions, call)
     check_planner(planner, SavePlanner, call)
     if stager is not None:
-        what = stager.__name__ if isinstance(stager, type) else f"a {type(stager).__name__}"
+        what = stager.__name__ if isinstance(stager, type) else named(type(stager).__name__)
         if isinstance(stager, type) or not callable(getattr(stager, "stage", None)):
             raise TypeError(f"stager= takes an instance of xckpt.staging.AsyncStager, not {what}")
     return options
@@ -288,7 +289,9 @@ def check_path(path: object, call: str) -> None:
         StorageError: it is relative to a working folder that was deleted.
     """
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"the first argument is the path, got a {type(path).__name__}: call {call}")
+        raise TypeError(
+            f"the first argument is the path, got {named(type(path).__name__)}: call {call}"
+        )
     if not isinstance(os.fspath(path), str):
         raise TypeError("a path must be a str or a PathLike of str, not of bytes")
     try:
@@ -306,7 +309,7 @@ def check_base(base: object) -> None:
         TypeError: it is none.
     """
     if base is not None and not isinstance(base, str | os.PathLike):
-        raise TypeError(f"base= takes the path of a checkpoint, not a {type(base).__name__}")
+        raise TypeError(f"base= takes the path of a checkpoint, not {named(type(base).__name__)}")
 
 
 def _from_here(path: Path) -> Path:
@@ -323,5 +326,5 @@ def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], 
         TypeError: it is none of ``kind``; the message names ``call``.
     """
     if planner is not None and not isinstance(planner, kind):
-        name = planner.__name__ if isinstance(planner, type) else f"a {type(planner).__name__}"
+        name = planner.__name__ if isinstance(planner, type) else named(type(planner).__name__)
         raise TypeError(f"{call} takes an instance of xckpt.planner.{kind.__name__}, not {name}")

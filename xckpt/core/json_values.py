@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
+from xckpt.core.text.arguments import named
 from xckpt.errors import ManifestError
 
 DEEPEST = 64
@@ -57,7 +58,8 @@ def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Ite
     elif isinstance(value, dict):
         for key, child in value.items():
             if type(key) is not str:
-                yield f"{where}: the key {key!r} is a {type(key).__name__}; JSON keys are strings"
+                kind = named(type(key).__name__)
+                yield f"{where}: the key {key!r} is {kind}; JSON keys are strings"
             else:
                 yield from _string_problem(key, where)
                 yield from json_problems(child, f"{where}/{key}", (*above, id(value)))
@@ -73,7 +75,8 @@ def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Ite
         if value.bit_length() > LONGEST_INT:
             yield f"{where}: an int of more than {LONGEST_INT} bits"
     elif value is not None and type(value) is not bool:
-        yield f"{where}: a {type(value).__module__}.{type(value).__qualname__} is not a JSON value"
+        kind = named(f"{type(value).__module__}.{type(value).__qualname__}")
+        yield f"{where}: {kind} is not a JSON value"
 
 
 def _string_problem(text: str, where: str) -> Iterator[str]:

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from xckpt.core.adapter import Adapter, Adapters
 from xckpt.core.part.per_rank import PerRankAdapter
+from xckpt.core.text.arguments import named
 from xckpt.engine.ranks.group import Group, LocalGroup, TimedGroup
 from xckpt.engine.ranks.launched import COUNTS, launched_with
 from xckpt.errors import NoGroupError, XckptError
@@ -163,7 +164,7 @@ def find_group(
         1
     """
     if not (timeout is None or hasattr(timeout, "__float__")):
-        raise TypeError(f"timeout is a number of seconds, not a {type(timeout).__name__}")
+        raise TypeError(f"timeout is a number of seconds, not {named(type(timeout).__name__)}")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
     if no_dist:
@@ -186,7 +187,7 @@ def find_group(
     if process_group is not None:
         raise TypeError(
             f"a group of processes is an xckpt.Group, a torch.distributed.ProcessGroup or a "
-            f"DeviceMesh, not a {type(process_group).__name__}"
+            f"DeviceMesh, not {named(type(process_group).__name__)}"
         )
     refuse_others()
     return _alone(coordinator_rank)
@@ -279,7 +280,9 @@ def _timed(group: Group, timeout: float | None) -> Group:
     if timeout is None or group.size == 1:
         return group
     if not isinstance(group, TimedGroup):
-        raise TypeError(f"a {type(group).__name__} has no method `within`, so it takes no timeout")
+        raise TypeError(
+            f"{named(type(group).__name__)} has no method `within`, so it takes no timeout"
+        )
     return group.within(timeout)
 
 

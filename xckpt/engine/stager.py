@@ -28,6 +28,7 @@ from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import Copyable, Part
 from xckpt.core.names import split_name
 from xckpt.core.text.advice import no_value
+from xckpt.core.text.arguments import named
 from xckpt.core.tree import FlatTree, flatten, rebuild
 from xckpt.core.values import value_kind
 from xckpt.engine.adapters import loaded_adapters
@@ -221,7 +222,7 @@ class BlockingAsyncStager(AsyncStager):
         except Exception as error:
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
             raise UnsupportedLeafError(
-                f"{name or 'the root'}: a {kind} cannot be copied ({error}); "
+                f"{name or 'the root'}: {named(kind)} cannot be copied ({error}); "
                 f"remove it or convert it"
             ) from error
         return Copyable((), lambda copies: copied)

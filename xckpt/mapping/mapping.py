@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import tomli_w
 
+from xckpt.core.text.arguments import named
 from xckpt.errors import MappingError
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.operations.base import is_list, is_table
@@ -42,7 +43,7 @@ def check_mapping(mapping: object, call: str) -> None:
     """
     if mapping is not None and not isinstance(mapping, LeafMapping):
         kind = type(mapping).__name__
-        raise TypeError(f"{call} takes mapping=xckpt.convert.Mapping(...), not a {kind}")
+        raise TypeError(f"{call} takes mapping=xckpt.convert.Mapping(...), not {named(kind)}")
 
 
 @dataclass(frozen=True, slots=True, init=False)

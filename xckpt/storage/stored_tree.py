@@ -19,6 +19,7 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMet
 from xckpt.core.near_names import no_such_name
 from xckpt.core.part.selection import Selection, with_containers
 from xckpt.core.plan.new_leaves import leaves_of
+from xckpt.core.text.arguments import named
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import ShownLeaf, outline, total, tree_html
 from xckpt.core.tree import unflatten
@@ -184,5 +185,5 @@ def _what(leaf: Leaf | StoredTree) -> str:
     if isinstance(leaf, StoredTree):
         return "a container"
     if isinstance(leaf, StoredArray):
-        return f"a {leaf.dtype_name} array of shape {leaf.shape}"
+        return f"{named(leaf.dtype_name)} array of shape {leaf.shape}"
     return f"the {type(leaf).__name__} {shown_value(leaf):.40}"

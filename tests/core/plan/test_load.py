@@ -197,7 +197,7 @@ def test_every_difference_of_every_rank_is_in_one_error():
         "both: shape (3,) in the checkpoint, (2,) wanted; "
         "dtype int32 in the checkpoint, uint8 wanted (cast=True casts)",
         "value: the checkpoint holds a Python int, not a tensor",
-        "tensor: the checkpoint holds a int32 tensor of shape (2,), not a Python value",
+        "tensor: the checkpoint holds an int32 tensor of shape (2,), not a Python value",
         "missing/b: wanted, but not in the checkpoint",
         "unwanted: in the checkpoint, but not wanted",
         "unwanted too: in the checkpoint, but not wanted",

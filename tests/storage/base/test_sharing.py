@@ -287,7 +287,7 @@ def test_no_base_is_an_error_that_names_it(tmp_path: Path) -> None:
         xckpt.save(tmp_path / "b", {"w": np.zeros(3)}, base=tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
     xckpt.save(tmp_path / "b", {"w": np.zeros(3)}, base=OptionalBase(str(tmp_path / "nowhere")))
-    with pytest.raises(TypeError, match="base= takes the path of a checkpoint, not a int"):
+    with pytest.raises(TypeError, match="base= takes the path of a checkpoint, not an int"):
         xckpt.save(tmp_path / "c", {"w": np.zeros(3)}, base=3)  # type: ignore[arg-type]
 
 

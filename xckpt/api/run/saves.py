@@ -25,6 +25,7 @@ from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import KeepPolicy, Moment, SavePolicy, is_due, signals_of
 from xckpt.core.run.record import StepRecord, run_metadata, tensor_bytes
 from xckpt.core.run.rules import rule_texts
+from xckpt.core.text.arguments import named
 from xckpt.engine.background import SaveFuture
 from xckpt.engine.run.decision import Decision, Rounds
 from xckpt.engine.run.preemption import Preemption
@@ -312,4 +313,4 @@ def _number(name: object, value: object) -> float:
             return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"metrics[{name!r}] is not a number: {error}") from error
-    raise TypeError(f"metrics[{name!r}] is a {type(value).__name__}, and has to be a number")
+    raise TypeError(f"metrics[{name!r}] is {named(type(value).__name__)}, and has to be a number")

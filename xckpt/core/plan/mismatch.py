@@ -28,7 +28,7 @@ _COUNTED: Mapping[str, str] = {
     UNEXPECTED: "in the checkpoint but not wanted",
     "shape": "of another shape",
     "dtype": "of another dtype",
-    "value": "a value on one side and a tensor on the other",
+    "value": "with a value on one side and a tensor on the other",
 }
 
 COMMON_PREFIXES = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.", "_forward_module.")

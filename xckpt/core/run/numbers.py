@@ -6,6 +6,7 @@ from operator import index
 from typing import Any, cast
 
 from xckpt.core.run.names import DIGITS, MOST_STEPS
+from xckpt.core.text.arguments import named
 
 
 def whole(given: object) -> int:
@@ -38,7 +39,7 @@ def checked_step(step: object) -> int:
     try:
         number = whole(step)
     except TypeError:
-        raise TypeError(f"a step is an int, not a {type(step).__name__}") from None
+        raise TypeError(f"a step is an int, not {named(type(step).__name__)}") from None
     if not 0 <= number < MOST_STEPS:
         raise ValueError(f"a step is a number from 0 to 10**{DIGITS} - 1, not {number}")
     return number

@@ -18,6 +18,7 @@ from typing import Literal, SupportsFloat, TypeAlias, cast, overload
 from xckpt.core.run.numbers import whole
 from xckpt.core.run.record import StepRecord
 from xckpt.core.run.signals import signals_named
+from xckpt.core.text.arguments import named
 
 SECONDS = 60.0
 """Of a minute."""
@@ -328,7 +329,7 @@ def _count(what: str, n: object) -> int:
     try:
         count = whole(n)
     except TypeError:
-        raise TypeError(f"{what} takes a number of steps, not a {type(n).__name__}") from None
+        raise TypeError(f"{what} takes a number of steps, not {named(type(n).__name__)}") from None
     if count < 1:
         raise ValueError(f"{what} takes a number from 1 on, got {n}")
     return count
@@ -336,7 +337,7 @@ def _count(what: str, n: object) -> int:
 
 def _minutes(what: str, m: object) -> float:
     if not isinstance(m, SupportsFloat) or isinstance(m, bool):
-        raise TypeError(f"{what} takes a number of minutes, not a {type(m).__name__}")
+        raise TypeError(f"{what} takes a number of minutes, not {named(type(m).__name__)}")
     try:
         minutes = float(m)
     except OverflowError:

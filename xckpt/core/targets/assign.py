@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, MutableMapping
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.names import component
 from xckpt.core.part.per_rank import PerRank
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 
 
@@ -73,6 +74,6 @@ def _assign(
     if isinstance(node, PerRank):
         return PerRank(*changed.values())
     raise UnsupportedLeafError(
-        f"{name or 'the root'}: a {type(node).__name__} cannot be changed in place; "
+        f"{name or 'the root'}: {named(type(node).__name__)} cannot be changed in place; "
         f"use load, which returns a new one"
     )

@@ -20,6 +20,7 @@ from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
 from xckpt.core.targets.numbers import NumberTarget, number_difference
 from xckpt.core.targets.objects import not_stored
+from xckpt.core.text.arguments import named
 
 _OPAQUE: Final = (
     "the checkpoint holds an object that its writer serialised, not a {}; a target of bytes takes "
@@ -58,7 +59,7 @@ def compare(
                 difference = _value_difference(target, stored.kind, cast)
         elif target is None:
             difference = (
-                f"the checkpoint holds a {stored.properties.dtype} tensor of shape "
+                f"the checkpoint holds {named(stored.properties.dtype)} tensor of shape "
                 f"{stored.size}, not a Python value"
             )
         elif isinstance(target, NumberTarget):

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 
 
@@ -26,7 +27,7 @@ def check_object_target(name: str, like: object, metadata: Metadata, deserialise
             "options=LoadOptions(deserialise=...), or b'' to take the bytes"
         )
     kind = f"{type(like).__module__}.{type(like).__qualname__}"
-    raise UnsupportedLeafError(f"{name or 'the root'}: a {kind} is not a target; {advice}")
+    raise UnsupportedLeafError(f"{name or 'the root'}: {named(kind)} is not a target; {advice}")
 
 
 def not_stored(name: str, metadata: Metadata) -> str:

@@ -12,6 +12,8 @@ from datetime import date, datetime, time, timedelta
 from enum import Enum
 from pathlib import PurePath
 
+from xckpt.core.text.arguments import named
+
 
 def no_value(leaf: object, otherwise: str) -> str:
     """A clause on an object that is not a leaf; it ends with what else can be done.
@@ -24,7 +26,7 @@ remove it, or leave it out'
     kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     instead = _instead_of(leaf)
     done = f"save {instead}, remove it" if instead else "remove it, convert it"
-    return f"a {kind} is neither a tensor nor a plain Python value; {done}, {otherwise}"
+    return f"{named(kind)} is neither a tensor nor a plain Python value; {done}, {otherwise}"
 
 
 def _instead_of(leaf: object) -> str:

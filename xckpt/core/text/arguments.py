@@ -11,6 +11,16 @@ def wrong_argument(call: str, name: str, takes: str, value: object) -> TypeError
     return TypeError(f"{call}({name}=) takes {takes}, not {shown_value(value)}")
 
 
+def named(kind: str) -> str:
+    """What something is, after its article.
+
+    Example:
+        >>> named("int64"), named("float32"), named("uint8"), named("ndarray")
+        ('an int64', 'a float32', 'a uint8', 'an ndarray')
+    """
+    return f"an {kind}" if kind.lower().startswith(("a", "e", "i", "o", "nd")) else f"a {kind}"
+
+
 def shown_value(value: object) -> str:
     """A value and its type, in an error.
 
