@@ -184,7 +184,9 @@ def hide_checkpoint(target: Location) -> Hidden:
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
         claim, before = KeyClaim.of(CLAIM, new_identity()), answer(claiming, target)
         claimed = _claim(store, claim, before.stamp.generation, target)
-        if not _withdraw(store, target, generation, full=not claimed):
+        withdrawn = _withdraw(store, target, generation, full=not claimed)
+        # If none is there, the answer was lost, or the deletion withdrew it whose claim this took.
+        if not withdrawn and answer(store.read(MANIFEST), target).state == "value":
             claim.release(store, target)
             raise _replaced(target)
         if not claimed:
