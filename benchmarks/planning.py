@@ -108,7 +108,7 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
     import numpy as np
 
     from xckpt.core.geometry.box import Block, Boxes
-    from xckpt.core.manifest.codec import build, encode
+    from xckpt.core.manifest.codec import complete, draft, encode
     from xckpt.core.plan.items import LeafRow, SavePlan, WriteItems
     from xckpt.core.plan.merge import global_plan
     from xckpt.engine.ranks.wire import SavePlanCodec
@@ -138,7 +138,8 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
         answerer.encode(share)
     # A digest of the digests is as long as any other: what is stored has this size.
     digests = digest_bytes(b"").hex()
-    manifest = encode(build(metadata, {}, digests=digests), digest_bytes)
+    whole = complete(draft(metadata), metadata, {}, digests=digests)
+    manifest = encode(whole, digest_bytes)
     ended = time.perf_counter()
     return {
         "plan": planned - decoded,

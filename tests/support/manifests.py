@@ -12,7 +12,7 @@ from tests.support.tilings import tiled_shapes
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions, choose_grid
-from xckpt.core.manifest.codec import build
+from xckpt.core.manifest.codec import complete, draft
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -93,13 +93,9 @@ def metadata(draw: st.DrawFn) -> tuple[Metadata, dict[str, ValueEntry | BytesEnt
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     planned, values = draw(metadata())
-    return build(
-        planned,
-        values,
-        root=draw(st.sampled_from(["", ".generations/0123abcd"])),
-        codecs=draw(st.sampled_from([(), ("crc32c",)])),
-        digests=digest(b"digests").hex(),
-    )
+    tensors = draft(planned, draw(st.sampled_from([(), ("crc32c",)])))
+    root = draw(st.sampled_from(["", ".generations/0123abcd"]))
+    return complete(tensors, planned, values, root=root, digests=digest(b"digests").hex())
 
 
 def example() -> Manifest:
@@ -127,4 +123,5 @@ def example() -> Manifest:
         "opt/1": BytesEntry("opt/1", "opaque", 100, 64),
     }
     planned = Metadata(described, {"opt": "list"}, {"run": "a"}, [1, None])
-    return build(planned, values, codecs=("crc32c",), digests=digest(b"digests").hex())
+    tensors = draft(planned, ("crc32c",))
+    return complete(tensors, planned, values, digests=digest(b"digests").hex())

@@ -76,23 +76,6 @@ class _Envelope(_Head):
 prepare_structs(_Head, _Envelope, Manifest)
 
 
-def build(
-    metadata: Metadata,
-    values: Mapping[str, ValueEntry | BytesEntry],
-    *,
-    root: str = "",
-    codecs: tuple[str, ...] = (),
-    digests: str = "",
-) -> Manifest:
-    """The manifest of a planned checkpoint whose values are known.
-
-    Raises:
-        ManifestError: a value is missing, or metadata is not JSON.
-    """
-    tensors = draft(metadata, codecs=codecs)
-    return complete(tensors, metadata, values, root=root, digests=digests)
-
-
 def draft(
     metadata: Metadata,
     codecs: tuple[str, ...] = (),
