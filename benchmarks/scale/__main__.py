@@ -3,6 +3,7 @@
 | | |
 |---|---|
 | | saves of W ranks x T tensors (`benchmarks.scale.saves`) |
+| ``--loads`` | loads of W ranks x T tensors (`benchmarks.scale.loads`) |
 | ``--bucket`` | requests to a bucket that is far away (`benchmarks.scale.bucket`) |
 | ``--line`` | seconds of large objects there, beside other readers (`benchmarks.scale.line`) |
 | ``--hosts`` | what hosts read that want the same (`benchmarks.scale.hosts`) |
@@ -32,6 +33,7 @@ from rich.table import Table
 from benchmarks.scale import bucket, dcp_plans, leaves, line, readers, tables
 from benchmarks.scale.amplification import MADE_FOR, PAIRS, amplification, pairs
 from benchmarks.scale.hosts import HOSTS, loads_of
+from benchmarks.scale.loads import simulate_load
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import simulate
 
@@ -48,6 +50,7 @@ CASES = (
     ("unlike", 1024, 1000),
 )
 """Ranks plan alone where they know all plans; in these cases they are also made to gather them."""
+LOADS = (("fsdp", 1024, 1000), ("fsdp", 10240, 1000), ("mesh", 10240, 1000), ("ragged", 256, 1000))
 QUICK = (("fsdp", 16, 20), ("moe", 16, 20), ("ragged", 16, 20))
 
 Figures = list[dict[str, Any]]
@@ -55,6 +58,16 @@ Figures = list[dict[str, Any]]
 
 def _saves(quick: bool) -> Figures:
     return [each for case in (QUICK if quick else CASES) for each in _both_ways(case)]
+
+
+def _loads(quick: bool) -> Figures:
+    return [_load(case) for case in (QUICK[::2] if quick else LOADS)]
+
+
+def _load(case: tuple[str, int, int]) -> dict[str, Any]:
+    name, ranks, tensors = case
+    what = {"placement": name, "ranks": ranks, "tensors": tensors}
+    return what | asdict(simulate_load(PLACEMENTS[name](ranks, tensors)))
 
 
 def _bucket(quick: bool) -> Figures:
@@ -88,6 +101,7 @@ def _dcp_plans(quick: bool) -> Figures:
 
 SECTIONS: dict[str, tuple[Callable[[bool], Figures], Callable[[Sequence[Any]], Table]]] = {
     "scale": (_saves, tables.saves),
+    "loads": (_loads, tables.loads),
     "bucket": (_bucket, tables.bucket),
     "line": (_line, tables.line),
     "hosts": (_hosts, tables.hosts),
@@ -137,8 +151,12 @@ def main(
     kept = None if output is None and quick else output or RESULTS
     for name in SECTIONS if section == "all" else [section or "scale"]:
         measure, table = SECTIONS[name]
-        both = [each for case in cases for each in _both_ways(case)]
-        figures = both if cases else measure(quick)
+        if not cases:
+            figures = measure(quick)
+        elif section == "loads":
+            figures = [_load(case) for case in cases]
+        else:
+            figures = [each for case in cases for each in _both_ways(case)]
         console.print(table(figures))
         if kept is not None:
             _keep(kept, name, figures)

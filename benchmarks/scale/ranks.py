@@ -77,6 +77,7 @@ class Coordinator:
         self._others, self._run, self.kept_plans = others, run, kept_plans
         self.processes: Processes | None = None
         self.size = 1 + len(others)
+        """May be set to more: those that are not there say what the last one says."""
         self.traffic = Traffic()
         self.alike = 0
         """In how many gathers, from the first on, all ranks say the same."""
@@ -98,6 +99,7 @@ class Coordinator:
             gathered = [data] * self.size
         else:
             gathered = [data, *map(self._message, self._others)]
+            gathered += gathered[-1:] * (self.size - len(gathered))
         self.elsewhere += time.process_time() - began
         self.gathered = self.seconds()
         self.traffic.up.append(sum(map(len, gathered[1:])))

@@ -107,6 +107,8 @@ class Placed:
         self._spreads = placement.spreads()
         self._first: KnownPlans | None = None
         self._shared: tuple[list[SavePlan], Metadata] | None = None
+        self.manifest = b""
+        """Of the last save."""
 
     def share_out(self) -> None:
         """Plan for all ranks: those after the second take their shares from it."""
@@ -243,9 +245,13 @@ def simulate(placement: Placement, saves: int = 2, *, gathered: bool = False) ->
 
     Where the ranks do not know each other's plans, they are gathered in any case.
     """
-    placed = Placed(replace(placement, mesh=()) if gathered else placement)
+    return save(Placed(replace(placement, mesh=()) if gathered else placement), saves)
+
+
+def save(placed: Placed, saves: int = 1) -> list[Save]:
+    """Save what is placed, so often."""
     placed.share_out()
-    kept = [KeptPlans() for _ in range(placement.ranks)]
+    kept = [KeptPlans() for _ in range(placed.placement.ranks)]
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -288,6 +294,7 @@ def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
     for other in others:
         after[other.rank].own = other.kept_plans.own
     assert writer._committed is not None
+    placed.manifest = writer._committed[0]
     return Save(
         group.planned - began,
         ended - group.gathered,
@@ -295,5 +302,5 @@ def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
         group.traffic.up,
         group.traffic.down,
         memory,
-        len(writer._committed[0]),
+        len(placed.manifest),
     )

@@ -71,6 +71,13 @@ def _moved(case: Mapping[str, Any], save: Mapping[str, Any]) -> float:
     return sum(sum(save[way][:-1]) for way in ("up", "down")) / (case["ranks"] - 1) / 1024
 
 
+def _loads(results: Mapping[str, Any]) -> Iterator[str]:
+    most = max(results["loads"], key=lambda load: load["ranks"] * load["tensors"])
+    size = f"{most['ranks']:,} ranks x {most['tensors']:,} tensors"
+    yield _row(f"plan a load by {size}: the coordinator, s", f"{most['plan']:.2f}", "")
+    yield _row("any other rank's part, but for its reading, s", f"{most['rank']:.3f}", "")
+
+
 def _leaves(results: Mapping[str, Any]) -> Iterator[str]:
     ours, *others = results["leaves"]
     what = f"{ours['count']:,} leaves of 1 to 4 KiB"
@@ -135,6 +142,7 @@ def _hosts(results: Mapping[str, Any]) -> Iterator[str]:
 
 _ROWS = {
     "scale": _plans,
+    "loads": _loads,
     "leaves": _leaves,
     "bucket": _requests,
     "line": _line,

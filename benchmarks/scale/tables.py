@@ -40,6 +40,23 @@ def saves(figures: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def loads(figures: Sequence[dict[str, Any]]) -> Table:
+    title = "Loads without storage, as saved: the coordinator, and any other rank (processor s)"
+    names = ("plan s", "a rank s", "manifest KiB", "its plan up, bytes", "down")
+    table = _numbers(title, "ranks x tensors", *names)
+    for case in figures:
+        # Of arguments, the manifest, the plans, and whether all have read.
+        (_, up, _), (_, manifest, down, _) = (
+            [moved / (case["ranks"] - 1) for moved in case[way]] for way in ("up", "down")
+        )
+        table.add_row(
+            f"{case['placement']} {case['ranks']:,} x {case['tensors']:,}",
+            *(f"{case['plan']:.2f}", f"{case['rank']:.3f}"),
+            *(f"{manifest / 1024:,.0f}", f"{up:,.0f}", f"{down:,.0f}"),
+        )
+    return table
+
+
 def bucket(calls: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="Requests to a bucket that answers after 30 ms; each raw leaf is an array")
     for name in ("state", "call"):

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.scale import hosts
 from benchmarks.scale.amplification import amplification, pairs
+from benchmarks.scale.loads import simulate_load
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import Placed, simulate
 from tests.support.counted_bucket import environment_of
@@ -59,6 +60,16 @@ def test_ranks_alone_say_as_much_of_many_tensors_as_of_few(name):
         assert len(after.up) == 3 and sum(after.up[:-1]) <= 15 * 80
         # What is committed they know, but for the caller's metadata.
         assert after.down[-1] <= 15 * 16
+
+
+@pytest.mark.parametrize("name", ["fsdp", "mesh", "ragged"])
+def test_a_load_says_little_of_many_tensors(name):
+    load = simulate_load(PLACEMENTS[name](16, 64))
+    others = 15
+    # What is loaded, a bit for each leaf, and that all is read.
+    assert len(load.up) == 3 and sum(load.up) <= others * (64 + 64 // 8)
+    # Besides the manifest, next to nothing.
+    assert len(load.down) == 4 and sum(load.down) - load.down[1] <= others * 64
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)

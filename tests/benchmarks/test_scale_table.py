@@ -43,6 +43,10 @@ RESULTS: dict[str, Any] = {
         for cache in (False, True)
         for again in (False, True)
     ],
+    "loads": [
+        {"placement": "fsdp", "ranks": 10, "tensors": 1000, "plan": 0.5, "rank": 0.01}
+        | {"up": [9, 900, 9], "down": [9, 9 << 20, 99, 9]}
+    ],
     "leaves": [
         {"contender": name, "count": count, "save": 1.26, "load": 2.0, "open": 0.5, "ls": -1.0}
         | {"files": 1234, "memory": 1 << 20}
@@ -79,6 +83,7 @@ def test_all_rows() -> None:
     plan = "| plan 10 ranks x 1,000 tensors, the coordinator: first save, again, s | 0.25, 0.01 "
     assert f"{plan}| DCP 2.50, 2.50; its plan cache 2.50, 1.50 |\n" in said
     assert "KiB | 3.0, 3.0 | DCP 1.5, 1.5; its plan cache 1.5, 1.5 |\n" in said
+    assert "a load by 10 ranks x 1,000 tensors: the coordinator, s | 0.50 |  |\n" in said
     assert "9 leaves of 1 to 4 KiB, s | 1.3, 2.0 | DCP 1.3, 2.0; Orbax 1.3, 2.0 (3 leaves)" in said
     assert "requests | 9,000, 9,000 | raw TensorStore 9,000, 9,000 |\n" in said
     assert "wall s | 2.00, 1.00 | raw TensorStore 3.00, 2.00 |\n" in said
