@@ -3,7 +3,7 @@
 1. `is_exact_cast`: whether each value of one type is a value of another.
 2. `spoiled_elements`: which elements a cast has changed by more than rounding: a finite number that
    is infinite or NaN now, one that has wrapped around or been clamped, a number that the new type
-   cannot express (NaN to an integer).
+   cannot express (NaN to an integer, an infinity where there is none, an imaginary part).
 3. `Spoiled` has their count and the first of them; `CastingCopies` gathers those of a whole load.
 """
 
@@ -111,6 +111,8 @@ def spoiled_elements(
     """
     name = after.dtype.name
     if before.dtype.kind == "c" and after.dtype.kind != "c":
+        if (imaginary := np.imag(before) != 0).any():
+            return imaginary
         before = np.real(before)
     if name == "bool" or not before.size:
         return None
@@ -129,7 +131,9 @@ def _turned_infinite(
     before: NDArray[np.generic], after: NDArray[np.generic]
 ) -> NDArray[np.bool_] | None:
     finite = np.isfinite(after)
-    return None if finite.all() else ~finite & np.isfinite(before)
+    return (
+        None if finite.all() else ~finite & ~(np.isnan(before) | np.isinf(before) & np.isinf(after))
+    )
 
 
 def _outside(before: NDArray[Any], dtype: str) -> NDArray[np.bool_] | None:
