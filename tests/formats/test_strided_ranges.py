@@ -73,12 +73,16 @@ def test_a_box_is_written_where_it_belongs(
     assert path.read_bytes() == b"before" + whole.tobytes() + b"after"
 
 
-def test_what_few_calls_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole rows in one call, columns in stretches of the file, far columns row by row."""
+@pytest.mark.parametrize("worth, far", [(251, (64, 4)), (252, (16, 1024))])
+def test_what_few_calls_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, worth: int, far: tuple[int, int]
+) -> None:
+    """Whole rows in one call, columns in stretches; far ones row by row if gaps cost more."""
     path = folder / "matrix"
     matrix = np.arange(64 * 64, dtype=np.int32).reshape(64, 64)
     path.write_bytes(matrix.tobytes())
     monkeypatch.setattr(strided_ranges, "SCRATCH_BYTES", 64 * 16)
+    monkeypatch.setattr(strided_ranges, "CALL_BYTES", worth)
     file = OpenFile(path)
     reads: list[int] = []
     real = OpenFile.read_into
@@ -89,7 +93,7 @@ def test_what_few_calls_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(OpenFile, "read_into", counted)
     tensor = FileTensor(file, 0, matrix.dtype, (64, 64), row_major((64, 64)))
-    for columns, calls, most in [(64, 1, 64 * 256), (32, 16, 1024), (1, 64, 4)]:
+    for columns, calls, most in [(64, 1, 64 * 256), (32, 16, 1024), (1, *far)]:
         into = np.zeros((64, columns), np.int32)
         tensor.read((0, 0), into)
         assert np.array_equal(into, matrix[:, :columns])

@@ -5,7 +5,8 @@
 2. The inner dimensions whose elements follow each other without gaps make up a run. A run is one
    read straight into memory, or one write straight from it.
 3. Where runs are short but near each other (a column range of a matrix), a read takes a stretch of
-   the file that holds many of them, at most `SCRATCH_BYTES` long and at least a quarter wanted.
+   the file that holds many of them, at most `SCRATCH_BYTES` long, if the gaps cost less than a call
+   for each run, or at least a quarter is wanted.
 
 Where each read is a request to a bucket, short stretches (`RangeFile.free_bytes`) are read however
 little of them is wanted.
@@ -26,8 +27,11 @@ from xckpt.storage.foreign.files import OpenFile, RangeFile
 
 SCRATCH_BYTES: Final = 1 << 22
 """Longest stretch of a file that is read for some of its elements."""
+CALL_BYTES: Final = 1 << 15
+"""A call of its own costs as much as this many bytes that another one reads along (measured: ten
+microseconds, most of them for the elements that go one by one to their places)."""
 LEAST_WANTED: Final = 4
-"""A stretch is at most this many times as long as its wanted part."""
+"""A stretch is at most this many times as long as its wanted part, where its gaps are longer."""
 
 
 def row_major(shape: Sequence[int]) -> Shape:
@@ -107,7 +111,9 @@ class FileTensor:
         if stretch == into.nbytes and into.flags.c_contiguous and _dense(into, strides):
             self.file.read_into(position, into.reshape(-1).view(np.uint8).data)
             return
-        worth_it = max(self.file.free_bytes, LEAST_WANTED * into.nbytes)
+        runs = into.size // (into.shape[-1] if strides[-1] == self.dtype.itemsize else 1)
+        saved = max(into.nbytes + (runs - 1) * CALL_BYTES, LEAST_WANTED * into.nbytes)
+        worth_it = max(self.file.free_bytes, saved)
         if stretch <= min(SCRATCH_BYTES, worth_it) or into.size == 1:
             scratch = np.empty(stretch, np.uint8)
             self.file.read_into(position, scratch.data)
