@@ -374,9 +374,12 @@ def test_what_the_memory_does_not_hold_is_no_fault_of_the_checkpoint(
     assert "damaged" not in result.stderr
 
 
-def test_a_pipe_that_closes_is_no_fault_of_the_checkpoint(saved: Path) -> None:
-    """Exit code 1 of `verify` would say that it is damaged."""
-    command = [sys.executable, "-c", CONSOLE_SCRIPT, "verify", str(saved)]
+@pytest.mark.parametrize(
+    "words", ["verify {}", "stats {} scalar", "info {} model/wte", "--help", "--version"]
+)
+def test_a_pipe_that_closes_is_no_fault_of_the_checkpoint(saved: Path, words: str) -> None:
+    """Exit code 1 would say that it is damaged: rich and click end with it."""
+    command = [sys.executable, "-c", CONSOLE_SCRIPT, *words.format(saved).split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stderr is not None
         child.stdout.close()

@@ -84,11 +84,14 @@ class Commands(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Look at the arguments, before there is a context to run a command in."""
+        """Look at the arguments, and answer --help and --version, which run no command."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except KeyboardInterrupt:
             end_interrupted()
+        except BrokenPipeError:
+            _drop_what_is_left()
+            sys.exit(PIPE_CLOSED)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that the context names."""
@@ -107,8 +110,7 @@ class Commands(click.Group):
                 raise
             raise Failure(str(error)) from error
         except OSError as error:
-            # What is left in the buffer goes nowhere, and says nothing at the interpreter's end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_what_is_left()
             if isinstance(error, BrokenPipeError):
                 ctx.exit(PIPE_CLOSED)
             what = "the answer cannot be written" if error.filename is None else error.filename
@@ -117,6 +119,11 @@ class Commands(click.Group):
             if not isinstance(error, click.Abort) and not is_interrupt(error):
                 raise
             end_interrupted(map(printable, getattr(error, "__notes__", ())))
+
+
+def _drop_what_is_left() -> None:
+    """What is left in stdout's buffer goes nowhere, and says nothing at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 path_argument = click.argument("path", shell_complete=files)

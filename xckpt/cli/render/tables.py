@@ -60,6 +60,14 @@ class SafeConsole(Console):
         """Print, and cut nothing off where a table is wider than the terminal."""
         super().print(*objects, crop=False, **how)
 
+    def on_broken_pipe(self) -> None:
+        """Leave to the command what it does when the reader of its answer is gone.
+
+        Raises:
+            BrokenPipeError: always; rich's own way ends in exit code 1, which stands for faults.
+        """
+        raise BrokenPipeError
+
     def render_str(self, text: str, **how: Any) -> Text:  # noqa: ANN401  # rich's own options
         """The text that a string becomes."""
         return super().render_str(printable_lines(text), **how)
