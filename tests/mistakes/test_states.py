@@ -90,6 +90,9 @@ OTHER = "remove it, convert it"
         pytest.param(
             deque([1]), "collections.deque", "save list(...) of it, remove it", id="a deque"
         ),
+        pytest.param(
+            bytearray(b"x"), "builtins.bytearray", "save bytes(...) of it, remove it", id="a buffer"
+        ),
         pytest.param(torch.float32, "torch.dtype", TEXT, id="a torch.dtype"),
         pytest.param(torch.device("cpu"), "torch.device", TEXT, id="a torch.device"),
     ],

@@ -128,6 +128,31 @@ def dimension_name_faults(names: Sequence[str], rank: int) -> Iterator[str]:
         yield f"dimension_names {given} are not {rank} different, non-empty strings"
 
 
+def refuse_dimension_names(
+    named: Mapping[str, Sequence[str]], shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Refuse the caller's names of dimensions that do not fit the tensors.
+
+    Args:
+        named: name of a leaf -> the names of its dimensions.
+        shapes: of those leaves that are tensors.
+
+    Raises:
+        ValueError: a leaf is no tensor, or its names are not one for each dimension.
+
+    Example:
+        >>> refuse_dimension_names({"w": ["embed"]}, {"w": (4, 2)})
+        Traceback (most recent call last):
+        ValueError: w: dimension_names ('embed',) are not 2 different, non-empty strings
+    """
+    if unknown := sorted(named.keys() - shapes.keys())[:5]:
+        listed = ", ".join(unknown)
+        raise ValueError(f"dimension_names: {listed}: no tensor of the state has this name")
+    for name, given in named.items():
+        for fault in dimension_name_faults(given, len(shapes[name])):
+            raise ValueError(f"{name}: {fault}")
+
+
 def check_dimension_names(given: object) -> None:
     """Refuse an option that does not map leaf names to lists of names.
 

@@ -47,6 +47,7 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from xckpt.core.names import refuse_dimension_names
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, VersionError
 
@@ -90,7 +91,7 @@ def draft(
 
     Raises:
         ManifestError: metadata is not JSON.
-        ValueError: dimensions of no tensor are named.
+        ValueError: dimensions that are not there are named; see `refuse_dimension_names`.
     """
     grids: dict[int, _GridFields] = {}
     described = {
@@ -99,9 +100,7 @@ def draft(
         if isinstance(tensor, TensorStorageMetadata)
     }
     names = dimension_names or {}
-    if not names.keys() <= described.keys():
-        listed = ", ".join(sorted(names.keys() - described.keys())[:5])
-        raise ValueError(f"dimension_names: {listed}: no tensor of the state has this name")
+    refuse_dimension_names(names, {n: described[n].size for n in names if n in described})
     for name, given in names.items():
         described[name] = replace(described[name], dimension_names=tuple(given))
     tensors = tuple(_tensor_entry(name, tensor, grids) for name, tensor in described.items())

@@ -43,6 +43,8 @@ def _instead_of(leaf: object) -> str:
             return "sorted(...), a list"
         case deque():
             return "list(...) of it"
+        case bytearray() | memoryview():
+            return "bytes(...) of it"
         case _ if is_dataclass(leaf) and not isinstance(leaf, type):
             return "dataclasses.asdict(...), a dict"
         case _ if type(leaf).__module__ == "torch" and type(leaf).__name__ in ("dtype", "device"):
