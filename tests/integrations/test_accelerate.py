@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,34 @@ def test_checkpoints_that_accelerate_names(background: bool, tmp_path: Path) -> 
     assert left == ["9", "checkpoint_3", "checkpoint_4", "checkpoint_best_9"]
     with pytest.raises(ValueError, match="give a path"):
         save_state(Accelerator(cpu=True))
+
+
+def test_a_run_of_accelerates_own_goes_on(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    def prepared() -> tuple[Any, Any]:
+        names = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+        accelerator = Accelerator(cpu=True, project_config=names)
+        model = torch.nn.Linear(2, 1)
+        model, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+        return accelerator, model
+
+    accelerator, model = prepared()
+    for number in range(2):
+        torch.nn.init.constant_(model.weight, number)
+        accelerator.save_state()
+    accelerator, model = prepared()
+    load_state(accelerator)
+    assert model.weight.tolist() == [[1, 1]]
+    save_state(accelerator)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["checkpoint_1", "checkpoint_2"]
+    accelerator, model = prepared()
+    load_state(accelerator, tmp_path / "checkpoints" / "checkpoint_1")
+    load_state(accelerator)
+    assert model.weight.tolist() == [[1, 1]] and accelerator.save_iteration == 3
 
 
 @pytest.mark.parametrize("background", [False, True])

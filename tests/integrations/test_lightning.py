@@ -97,6 +97,18 @@ def test_a_resumed_run_is_the_uninterrupted_one(background: bool, tmp_path: Path
 
 
 @pytest.mark.parametrize("background", [False, True])
+def test_a_run_of_lightnings_own_goes_on(background: bool, tmp_path: Path) -> None:
+    _, whole = trained(tmp_path / "whole", EPOCHS)
+    trained(tmp_path / "run", 2)
+    trained(tmp_path / "run", 3, XckptCheckpointIO(background=background), "last")
+    assert xckpt.open(tmp_path / "run" / "last.ckpt").verify() == []
+    assert (tmp_path / "run" / "last-torch.ckpt").is_file()
+    _, resumed = trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(background=background), "last")
+    assert all(map(torch.equal, whole, resumed))
+    assert xckpt.open(tmp_path / "run" / "last.ckpt")["global_step"] == 4 * EPOCHS
+
+
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize(
     "keep, left",
     [

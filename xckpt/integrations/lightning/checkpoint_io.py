@@ -81,6 +81,11 @@ class XckptCheckpointIO(CheckpointIO):
         if storage_options is not None:
             raise TypeError("storage_options are not taken: give XckptCheckpointIO options")
         self._settle()
+        if self.alone and os.path.isfile(path) and exists(path):
+            # Lightning's own, of torch.save, where the run began without xckpt. Under such a name
+            # it is still found as the last one if this process is killed before the commit.
+            name, suffix = os.path.splitext(path)
+            os.replace(path, f"{name}-torch{suffix}")
         if self.background and "://" not in os.fspath(path) and not os.path.lexists(path):
             # `ModelCheckpoint` links last.ckpt to it before it is committed. If this process is
             # killed until then, Lightning would find no last checkpoint behind a link to nothing.

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: `save_state` and `load_state` of all that an `Accelerator` has prepared.
+"""What an `Accelerator` has prepared, saved and loaded.
 
 Accelerate's own hooks see neither optimizers nor sharded models, so these are functions in the
 place of its methods. Sharded models (FSDP2) are saved and loaded in their shards.
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from xckpt.api.load import load, load_into
-from xckpt.api.places import exists
 from xckpt.api.save import save, save_async
 from xckpt.core.part.per_rank import PerRank
 from xckpt.engine.background import SaveFuture
-from xckpt.integrations.newest import newest_good, remove_outdated
+from xckpt.integrations.accelerate.names import next_path, restore_newest, was_begun
+from xckpt.integrations.pretrained import is_ours
 from xckpt.integrations.random_state import load_random_states, random_states
 from xckpt.options import SaveOptions
 
 __all__ = ["load_state", "save_state"]
 
-RESTORED: Final = "_xckpt_restored"
-"""Attribute of an accelerator: the path that was restored, and the number of the save after it."""
+ACCELERATES: Final = "random_states_0.pkl"
+"""A file of each checkpoint that Accelerate itself has saved."""
 
 
 def save_state(
@@ -63,19 +63,11 @@ def save_state(
         >>> load_state(accelerator, "memory://accelerate")
     """
     counted = random_states(accelerator.num_processes) | {"step": accelerator.step}
-    config, named = accelerator.project_configuration, path is None
-    if path is None:
-        path = _named(accelerator, config.iteration)
+    named, path = path is None, next_path(accelerator) if path is None else path
     write = save_async if background else save
     saved = write(path, _state(accelerator) | counted, overwrite=not named, options=options)
     if named:
-        config.iteration += 1
-        if accelerator.is_main_process:
-            there = _committed(accelerator)
-            restored, after = vars(accelerator).get(RESTORED, (None, 0))
-            # What was restored may be the only good one until a save after it is committed.
-            kept = restored if max(there, default=-1) < after else None
-            remove_outdated([*there.values()], config.total_limit, kept)
+        was_begun(accelerator)
     return saved if isinstance(saved, SaveFuture) else None
 
 
@@ -85,6 +77,7 @@ def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> 
     The number of processes may be another one, and so may the way of sharding; random generators
     then stay as they are. Without a path it is the newest good checkpoint that was named
     automatically: damaged ones are passed over with a warning. The next one is named behind all.
+    One that Accelerate itself has saved is loaded by Accelerate.
 
     Raises:
         NotACheckpointError: there is none.
@@ -93,16 +86,15 @@ def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> 
         XckptError: as `xckpt.load_into`.
     """
     if path is None:
-        there = _committed(accelerator) or {0: _named(accelerator, 0)}
-        restored = newest_good(reversed(there.values()), partial(_load, accelerator))
-        after = 1 + max(there)
-        accelerator.project_configuration.iteration = after
-        vars(accelerator)[RESTORED] = restored, after
+        restore_newest(accelerator, partial(_load, accelerator))
     else:
         _load(accelerator, os.fspath(path))
 
 
 def _load(accelerator: Any, path: str) -> str:
+    if Path(path, ACCELERATES).exists() and not is_ours(path):
+        accelerator.load_state(path)
+        return path
     load_into(path, _state(accelerator), unexpected="ignore")
     load_random_states(path, accelerator.num_processes)
     accelerator.step = load(path, at="step")
@@ -122,24 +114,3 @@ def _state(accelerator: Any) -> dict[str, Any]:
         "loaders": [PerRank(each) for each in loaders],
         "registered": list(accelerator._custom_objects),
     }
-
-
-def _named(accelerator: Any, number: object) -> str:
-    """Where the checkpoint of a number is, as Accelerate names it.
-
-    Raises:
-        ValueError: it does not name checkpoints.
-    """
-    if not accelerator.project_configuration.automatic_checkpoint_naming:
-        raise ValueError(
-            "give a path, or have ProjectConfiguration(automatic_checkpoint_naming=True)"
-        )
-    return os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{number}")
-
-
-def _committed(accelerator: Any) -> dict[int, str]:
-    """The committed ones, in order: number -> path."""
-    folder, names = os.path.split(_named(accelerator, "*"))
-    paths = {each.name.removeprefix("checkpoint_"): str(each) for each in Path(folder).glob(names)}
-    found = {int(number): path for number, path in paths.items() if number.isdecimal()}
-    return {number: found[number] for number in sorted(found) if exists(found[number])}
