@@ -78,7 +78,11 @@ def test_these_are_the_users(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["model", "model/w", "model/w/c/notes", "scalar", "t", "t/0", "s/1", "scalar/c/notes"]
+    "key",
+    [
+        *("model", "model/w", "model/w/c/notes", "scalar", "t", "t/0", "s/1", "scalar/c/notes"),
+        *("model/w/c/٣", "model/w/c/01", "model/w/c/1/²"),
+    ],
 )
 def test_these_names_are_needed_by_folders_or_below_files(key: str) -> None:
     assert not OWN.owns(key) and OWN.needs(key)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import is_dataclass, replace
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.run.test_policies import keeping, runs
+from xckpt.core.run.keeping import kept
 from xckpt.core.run.policies import All, Best, EveryMinutes, EverySteps, KeepPolicy, Latest, OnSteps
 from xckpt.core.run.record import StepRecord
 from xckpt.core.run.rules import kept_by, rule_texts
 
+listed = keeping.filter(is_dataclass)
+"""The policies that have a text: not the functions."""
 RUN = [StepRecord(step, 60.0 * step, {"loss": 1 / step}) for step in (1, 2, 3, 4)]
 
 
@@ -23,6 +31,16 @@ def test_a_policy_comes_back(policy: KeepPolicy) -> None:
     run = [*RUN[:-1], StepRecord(4, 240.0, {"loss": 0.25}, keep=(text,))]
     found = kept_by(run)
     assert {number for number, by in found.items() if by == [text]} == set(policy(run))
+
+
+@settings(max_examples=30)
+@given(runs, st.lists(listed, max_size=3))
+def test_the_rules_keep_what_the_policies_keep(
+    run: list[StepRecord], asked: list[KeepPolicy]
+) -> None:
+    run = [replace(each, keep=rule_texts(asked)) for each in sorted(run, key=lambda r: r.number)]
+    found = {number for number, by in kept_by(run).items() if by}
+    assert found == kept(run, asked) or not any(record.managed for record in run)
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ GENERATIONS: Final = ".generations"
 _ZARR: Final = "zarr.json"
 _LOCK: Final = ".__lock"
 """What TensorStore appends to the name of a file that it is about to write."""
-_CHUNK: Final = re.compile(r"(.+)/c(?:/\d+)*")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
-"""Of a piece, as it is written."""
+"""Of a piece, or of a chunk in a dimension, as it is written."""
+_CHUNK: Final = re.compile(rf"(.+)/c(?:/(?:{_NUMBER.pattern}))*")
 
 
 @dataclass(frozen=True, slots=True)

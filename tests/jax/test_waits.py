@@ -1,0 +1,179 @@
+"""How a JAX process waits, over a service in memory: whom it names, excuses and gives up."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+
+from xckpt.errors import RankFailure, RanksFailedError
+from xckpt.jax.notes import Notes
+from xckpt.jax.service import InTime
+from xckpt.jax.waits import Waits
+
+SHORT, TIMEOUT, LONG = 0.05, 60.0, 1000.0
+"""Seconds."""
+
+
+class Service:
+    """Stands in for JAX's coordination service: keys, and barriers that end as a test says."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, bytes] = {}
+        self.barrier: Callable[[], None] = lambda: None
+        self.fault = ""
+
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        assert allow_overwrite or key not in self.keys
+        self.keys[key] = value
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
+        if self.fault:
+            raise RuntimeError(self.fault)
+        if key not in self.keys:
+            time.sleep(min(timeout_in_ms, 10) / 1000)
+            raise RuntimeError("DEADLINE_EXCEEDED: no such key")
+        return self.keys[key]
+
+    def key_value_delete(self, key: str) -> None:
+        self.keys = {name: value for name, value in self.keys.items() if not name.startswith(key)}
+
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        if self.fault:
+            raise RuntimeError(self.fault)
+        return [(name, value) for name, value in self.keys.items() if name.startswith(f"{key}/")]
+
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
+        self.barrier()
+
+
+def rank(service: Service, number: int) -> Waits:
+    """One of three ranks, of which rank 0 coordinates."""
+    client = InTime(service)
+    notes = Notes(client, "group", number, 0, TIMEOUT)
+    waits = Waits(client, notes, (number, 3, 0), TIMEOUT, math.inf)
+    begin(waits)
+    return waits
+
+
+def begin(waits: Waits) -> None:
+    """The next save begins."""
+    waits._notes.begin()
+    waits.begin()
+    waits.next_step()
+
+
+def failure(call: Callable[[], object]) -> RanksFailedError:
+    with pytest.raises(RanksFailedError) as caught:
+        call()
+    return caught.value
+
+
+def lost(call: Callable[[], object]) -> list[int]:
+    return [each.rank for each in failure(call).failures]
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    for module in ("notes", "waits"):  # however busy the machine is
+        monkeypatch.setattr(f"xckpt.jax.{module}.GRACE_SECONDS", TIMEOUT)
+    return Service()
+
+
+def waited(waits: Waits, key: str = "key") -> bytes | None:
+    return waits.wait(1, SHORT, waits.saying(lambda: [1]), key, 0.0)
+
+
+def test_what_is_set_comes_and_what_is_not_does_not(service: Service) -> None:
+    service.keys["key"] = b"value"
+    assert waited(rank(service, 0)) == b"value"
+    assert waited(rank(service, 0), "other") is None
+
+
+def test_a_service_that_fails_is_no_silence(service: Service) -> None:
+    waits = rank(service, 2)
+    service.fault = "UNAVAILABLE: gone"
+    assert "the coordination service failed" in str(failure(lambda: waited(waits)))
+
+
+def test_who_waits_hears_of_a_rank_that_gave_up(service: Service) -> None:
+    assert lost(lambda: rank(service, 2).give_up([1])) == [1]
+    assert lost(lambda: waited(rank(service, 0))) == [1]
+
+
+def test_a_coordinator_at_work_names_those_who_are_late(service: Service) -> None:
+    """A rank whose part lies there is not; the save has failed for good, until the next begins."""
+    waits, began = rank(service, 0), time.monotonic() - LONG
+    service.keys["parts/2/0"] = b"its part"
+    waits.heed("parts", time.monotonic() + LONG, 0.0)  # nobody is late yet
+    assert lost(lambda: waits.heed("parts", began, 0.0)) == [1]
+    assert lost(waits.next_step) == [1]
+    begin(waits)
+    service.keys["parts/1/0"] = b"its part"
+    waits.heed("parts", began, 0.0)
+
+
+def test_a_coordinator_at_work_leaves_a_failing_service_to_the_next_step(service: Service) -> None:
+    waits = rank(service, 0)
+    service.fault = "UNAVAILABLE: gone"
+    waits.heed("parts", time.monotonic() + LONG, 0.0)
+
+
+def test_a_barrier_names_those_who_did_not_come(service: Service) -> None:
+    def ends() -> None:
+        service.keys["barrier/1"] = b"."
+        raise RuntimeError("DEADLINE_EXCEEDED: timed out. RPC: /BarrierRequest")
+
+    waits = rank(service, 0)
+    waits.meet("barrier")
+    service.barrier = ends
+    error = failure(lambda: waits.meet("barrier"))
+    assert [each.rank for each in error.failures] == [2]
+    assert "rank 2: DEADLINE_EXCEEDED: timed out." in str(error) and "RPC" not in str(error)
+    service.fault = "UNAVAILABLE: gone"
+    assert lost(lambda: rank(service, 1).meet("barrier")) == [0]
+
+
+def test_ranks_meet_again_after_a_time_in_which_this_one_did_not_run(service: Service) -> None:
+    """The service counts that time as its silence; at the next barrier all are there."""
+    waits = rank(service, 0)
+    attempts: list[int] = []
+
+    def suspended() -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            waits._client.away += LONG
+            raise RuntimeError("DEADLINE_EXCEEDED: timed out")
+
+    service.barrier = suspended
+    waits.meet("barrier")
+    assert len(attempts) == 2
+
+
+def test_a_rank_that_did_not_run_excuses_the_others(service: Service) -> None:
+    """What is heard then is heard, however long ago the wait began."""
+    waits = rank(service, 0)
+    get = service.blocking_key_value_get_bytes
+    calls: list[str] = []
+
+    def away(key: str, timeout_in_ms: int) -> bytes:
+        calls.append(key)
+        if len(calls) == 1:
+            waits._client.away += LONG
+        elif len(calls) == 2:
+            service.keys["key"] = b"value"
+        return get(key, timeout_in_ms)
+
+    service.blocking_key_value_get_bytes = away  # type: ignore[method-assign]
+    assert waited(waits) == b"value" and len(calls) == 2
+
+
+def test_a_failure_that_is_heard_is_that_of_the_save(service: Service) -> None:
+    """A rank that left says why; the coordinator at work raises that, and so does its next step."""
+    failures = [RankFailure(1, "StorageError", "the disk is full", "StorageError")]
+    other, waits = rank(service, 1), rank(service, 0)
+    other._notes.leave(failures)
+    for call in (lambda: waits.heed("parts", time.monotonic() + LONG, 0.0), waits.next_step):
+        assert "the disk is full" in str(failure(call))
