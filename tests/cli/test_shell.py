@@ -91,6 +91,8 @@ def test_everything_is_described() -> None:
     texts = {text.name: text for text in described(commands)}
     assert set(texts) == set(names(commands))
     assert all(text.paragraphs[0] for text in texts.values())
+    for text in texts.values():
+        assert "-h, --help" in {option.words for option in text.options}, text.name
     assert "--box SLICE" in {option.words for option in texts["xckpt cat"].options}
 
 

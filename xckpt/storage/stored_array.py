@@ -118,6 +118,9 @@ class StoredArray:
     def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
         """The elements that an index picks, always as an array.
 
+        One array of positions beside ints and slices picks along its own dimension, as in zarr;
+        where a slice parts it from an int, NumPy would put that dimension first.
+
         Raises:
             IndexError: the index does not fit the shape.
             CorruptCheckpointError: a chunk is not what was saved.

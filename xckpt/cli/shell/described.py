@@ -32,8 +32,10 @@ class CommandText:
     options: tuple[Parameter, ...]
 
 
-def described(command: click.Command, name: str = "xckpt") -> Iterator[CommandText]:
-    """A command, and then those in it if it is a group, by name.
+def described(
+    command: click.Command, name: str = "xckpt", group: click.Context | None = None
+) -> Iterator[CommandText]:
+    """A command, and then those in it if it is a group, by name; ``group`` is what it is in.
 
     Example:
         >>> from xckpt.cli.places import delete_command
@@ -41,7 +43,7 @@ def described(command: click.Command, name: str = "xckpt") -> Iterator[CommandTe
         >>> text.usage, text.options[0]
         ('xckpt rm [OPTIONS] PATH', Parameter(words='-y, --yes', help='Do not ask.'))
     """
-    context = click.Context(command, info_name=name)
+    context = click.Context(command, group, name, **command.context_settings)
     pieces = " ".join(command.collect_usage_pieces(context))
     records = (
         parameter.get_help_record(context)
@@ -54,7 +56,7 @@ def described(command: click.Command, name: str = "xckpt") -> Iterator[CommandTe
     yield CommandText(name, f"{name} {pieces}", paragraphs, options)
     if isinstance(command, click.Group):
         for inner in sorted(command.commands):
-            yield from described(command.commands[inner], f"{name} {inner}")
+            yield from described(command.commands[inner], f"{name} {inner}", context)
 
 
 def exit_codes() -> tuple[tuple[str, str], ...]:
