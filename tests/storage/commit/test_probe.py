@@ -177,6 +177,32 @@ def test_an_abort_removes_what_was_written_without_a_listing(
     assert keys(url) == there
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_packs_that_are_not_listed_are_said_and_collected(
+    faulty_s3: FaultyBucket, overwrite: bool
+) -> None:
+    """They have the names of their content, which the coordinator does not know."""
+    url, options = f"{faulty_s3.url}/packs-{overwrite}", xckpt.SaveOptions(pack_bytes=1 << 16)
+    faulty_s3.fault = never
+    if overwrite:
+        xckpt.save(url, STATE, options=options)
+    there = keys(url)
+
+    def fault(request: Request) -> Answer | None:
+        places = request.writes and request.path.endswith("/places")
+        packed = any("/xckpt.packs/" in each.path and each.writes for each in faulty_s3.seen)
+        return Answer(403, "AccessDenied") if places or (packed and request.listing) else None
+
+    faulty_s3.seen.clear()
+    faulty_s3.fault = fault
+    with pytest.raises(xckpt.StorageError) as caught:
+        xckpt.save(url, STATE, overwrite=overwrite, options=options)
+    assert "xckpt.packs" in "".join(caught.value.__notes__)
+    faulty_s3.fault = never
+    xckpt.gc(url, older_than=0)
+    assert keys(url) == there
+
+
 def test_what_could_not_be_removed_is_named_with_its_size(
     bucket: FaultyBucket, caplog: pytest.LogCaptureFixture
 ) -> None:

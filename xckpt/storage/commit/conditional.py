@@ -15,7 +15,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,19 @@ class KeyClaim:
     def of(cls, key: str, identity: str) -> KeyClaim:
         """A claim of this process, which is not written yet."""
         return cls(key, msgspec.json.encode(ClaimText.own(identity)))
+
+    @contextlib.contextmanager
+    def written(self, store: ts.KvStore, target: Location) -> Iterator[None]:
+        """Write it while the block runs; it goes again if that fails."""
+        asked = store.write(self.key, self.text)
+        try:
+            yield
+            answer(asked, target)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                answer(asked, target)
+            delete_keys(store, [self.key], target)
+            raise
 
     def ask(self, store: ts.KvStore) -> None:
         """Begin to look who has it."""

@@ -39,6 +39,7 @@ from xckpt.core.manifest.own_keys import (
     object_sizes,
     own_among,
 )
+from xckpt.core.manifest.packs import PACKS
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import names_below, own_keys
 from xckpt.storage.commit.conditional import (
@@ -82,6 +83,8 @@ class KeyStaging:
     """Descriptor of the folder, if files are synced together in the end."""
     listing: ts.Future[list[bytes]] | None = None
     """The keys of a bucket, if they were asked for before the commit."""
+    unlisted: Exception | None = None
+    """Why what this save has left is not known: packs are named by what is in them."""
     noting: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
     """The write of a copy of the old manifest; see `_note_replaced`."""
 
@@ -193,7 +196,7 @@ class KeyStaging:
         try:
             self._abort()
         except Exception as error:  # whatever it is, another one is under way
-            note_left(self.target, self._written(), error, failed=True)
+            note_left(self.target, _written(self), error, failed=True)
 
     def _close(self) -> None:
         if self.descriptor >= 0:
@@ -209,31 +212,26 @@ class KeyStaging:
         elif self.step is Step.GENERATION:
             below = f"{self.root}/"
             listed = [key for key in self._listed(store) if key.startswith(below)]
-            self.delete(store, listed, self._written())
+            self.delete(store, listed, _written(self))
         elif self.claim is not None and self.claim.is_held(store, self.target):
             # All keys that look like ours are ours, except a committed manifest and its generation.
             listed = own_among(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
-            if not self.delete(store, listed, self._written()):
+            if not self.delete(store, listed, _written(self)) and self.unlisted is None:
                 self.claim.release(store, self.target)
+        if self.unlisted is not None:
+            packs = posixpath.join(self.root, PACKS)
+            note_left(self.target, {packs: 0}, self.unlisted, failed=True)
 
     def _listed(self, store: ts.KvStore) -> list[str]:
         """The keys at the path, as far as the store lists them: written keys are known anyway."""
         try:
             return self._keys(store)
-        except Exception:
+        except Exception as error:
             if self.target.folder is not None:
                 raise
+            if self.planned is None or self.planned.pack_bytes:
+                self.unlisted = error
             return []
-
-    def _written(self) -> dict[str, int]:
-        """Key -> bytes of what this save may have written to a bucket, by its plan."""
-        if not self.target.bucket or self.planned is None:
-            return {}
-        below = f"{self.root}/" if self.root else ""
-        noted = {} if self.noting is None else {f"{below}{REPLACED}": len(self.old or b"")}
-        if self.root and self.claim is not None:
-            noted[self.claim.key] = len(self.claim.text)
-        return noted | {f"{below}{key}": size for key, size in object_sizes(self.planned)}
 
     def delete(
         self, store: ts.KvStore, keys: list[str], written: Mapping[str, int] | None = None
@@ -256,6 +254,16 @@ class KeyStaging:
             sizes = {key: written.get(key, 0) for key in left}
             note_left(self.target, sizes, next(iter(left.values())), failed=not self.committed)
         return bool(left)
+
+
+def _written(staging: KeyStaging) -> dict[str, int]:
+    """Key -> bytes of what this save may have written to a bucket, by its plan."""
+    if not staging.target.bucket or staging.planned is None:
+        return {}
+    written = dict(object_sizes(staging.planned))
+    if staging.root:
+        written |= {CLAIM: 0, **({} if staging.noting is None else {REPLACED: 0})}
+    return {posixpath.join(staging.root, key): size for key, size in written.items()}
 
 
 def _delete_now(store: ts.KvStore, target: Location, keys: list[str]) -> dict[str, Exception]:
@@ -315,17 +323,10 @@ def _claim_beside(
     target, root = staging.target, staging.root
     if target.folder is not None:
         return staging
-    staging.claim = claim = KeyClaim.of(f"{root}/{CLAIM}", posixpath.basename(root))
-    asked = store.write(claim.key, claim.text)
-    try:
+    staging.claim = KeyClaim.of(f"{root}/{CLAIM}", posixpath.basename(root))
+    with staging.claim.written(store, target):
         if target.bucket:
             check_conditions(store, target, f"{root}/xckpt.trial-condition", seen)
-        answer(asked, target)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            answer(asked, target)
-        delete_keys(store, [claim.key], target)
-        raise
     return staging
 
 
