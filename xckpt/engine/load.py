@@ -36,6 +36,7 @@ from xckpt.core.plan.reads.items import need_items
 from xckpt.core.plan.save_checks import returned, returned_plans
 from xckpt.core.storage import PatientReader, SharesHost, StorageReader
 from xckpt.engine.adapters import loaded_adapters
+from xckpt.engine.ranks.alive import HEED_SECONDS
 from xckpt.engine.ranks.group import Group, OperationGroup, operation
 from xckpt.engine.ranks.load_plans import LoadPlanCodec, answer_to
 from xckpt.engine.ranks.watch import Step, Watch, bytes_read
@@ -145,7 +146,8 @@ def load_state(
     load = _Load(state_dict, storage_reader, planner, others, watch, arguments or {})
     together = operation(group) if group.size > 1 else nullcontext()
     if isinstance(storage_reader, PatientReader) and isinstance(group, OperationGroup):
-        storage_reader.patience = group.timeout
+        # Who waits for a chunk names the rank that is silent before it counts as silent itself.
+        storage_reader.patience = group.timeout - min(HEED_SECONDS, group.timeout / 8)
     if watch is not None:
         load.step, group = watch.step, watch.watched(group)
     with watch or nullcontext(), together:
