@@ -144,6 +144,23 @@ def test_what_dtensors_that_lie_alike_have_in_common_is_found_once(four_ranks: R
     assert four_ranks.run(on_rank_alike) == [[True] * 4] * 4
 
 
+def on_rank_views(rank: int) -> list[bool]:
+    mesh = on_rank_mesh("4")
+    leaf = distribute_tensor(torch.zeros(12, 8), mesh, [Shard(0)])
+    local = leaf.to_local()
+    leaf.requires_grad_()
+    places = [ADAPTER.describe(leaf, "w").parts, [ADAPTER.describe(leaf, "w").data(0)]]
+    return [
+        places[0][0]._base is None,  # the local tensor itself: no view is made before it is asked
+        *(parts[0].data_ptr() == local.data_ptr() for parts in places),
+        not any(part.requires_grad for parts in places for part in parts),
+    ]
+
+
+def test_no_view_is_made_of_a_local_tensor_that_is_one_box(four_ranks: Ranks) -> None:
+    assert four_ranks.run(on_rank_views) == [[True] * 4] * 4
+
+
 def on_rank_refuse(rank: int) -> list[str]:
     mesh = on_rank_mesh("2x2")
     partial = DTensor.from_local(torch.ones(2), mesh, [Shard(0), Partial()], run_check=False)

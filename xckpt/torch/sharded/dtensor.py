@@ -45,6 +45,7 @@ from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
 from xckpt.torch.leaf import (
     TensorLeaf,
+    at_rest,
     awaited,
     check_readable,
     check_writable,
@@ -70,6 +71,12 @@ class _Layout:
     known: list[Spread | None] = field(default_factory=list["Spread | None"])
     """Where the boxes of all ranks are, once that was asked."""
 
+    def parts(self, local: torch.Tensor) -> list[torch.Tensor]:
+        """The elements of each box."""
+        if len(self.views) == 1:  # as of most: the box is all that the rank holds
+            return [local]
+        return [local[view] for view in self.views]
+
     def spread(self, tensor: DTensor) -> Spread | None:
         """Where the boxes of all ranks are; a save by one process has no need of it."""
         if not self.known:
@@ -91,22 +98,16 @@ def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
             shape that mesh and placements give, or has no plain elements to read.
     """
     tensor = cast(DTensor, leaf)
-    _check_placements(tensor.placements, name)
     local = _local_tensor(tensor)
     if _has_hooks(local):
+        _check_placements(tensor.placements, name)
         return local_shards(tensor, local, _sharding(tensor), name).source()
-    local = plain(local, name)
-    check_readable(local, name)
     layout = _layout(tensor, local.shape, name)
-    return TensorLeaf(
-        layout.shape,
-        known_dtype(local.dtype, name),
-        layout.boxes,
-        [local[view] for view in layout.views],
-        True,
-        layout.sharding,
-        spread=partial(layout.spread, tensor),
-    )
+    local = at_rest(local, name)
+    check_readable(local, name)
+    spread = partial(layout.spread, tensor)
+    held = layout.shape, known_dtype(local.dtype, name), layout.boxes, layout.parts(local)
+    return TensorLeaf(*held, True, layout.sharding, spread=spread)
 
 
 def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
@@ -117,20 +118,20 @@ def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget
             device; or the local tensor cannot be filled in place, or not be made new.
     """
     tensor = cast(DTensor, like)
-    _check_placements(tensor.placements, name)
     local = _local_tensor(tensor)
     if _has_hooks(local):
+        _check_placements(tensor.placements, name)
         shards = local_shards(tensor, local, _sharding(tensor), name)
         return shards.target_in_place(tensor) if in_place else new_wrapper(tensor, local, shards)
-    local = plain(local, name)
+    layout = _layout(tensor, local.shape, name)
+    local = at_rest(local, name)
     if in_place:
         check_writable(local, name)
-    layout = _layout(tensor, local.shape, name)
 
     def allocate() -> Memory:
         filled = tensor if in_place else _empty_like(tensor)
         memory = plain(_local_tensor(filled), name)
-        parts = [memory[view] for view in layout.views]
+        parts = layout.parts(memory)
         if in_place:
             return Memory(tensor, parts, (tensor,))
         return Memory(filled.requires_grad_(tensor.requires_grad), parts)
@@ -167,6 +168,9 @@ def _empty_like(like: DTensor) -> DTensor:
 
 def _local_tensor(tensor: DTensor) -> torch.Tensor:
     """This rank's part of a DTensor, outside autograd."""
+    local = getattr(tensor, "_local_tensor", None)  # what to_local does, without autograd
+    if local is not None:
+        return local
     with torch.no_grad():
         return tensor.to_local()
 
@@ -202,6 +206,7 @@ def _layout(tensor: DTensor, local_shape: tuple[int, ...], name: str) -> _Layout
     known = _layouts.setdefault(tensor.device_mesh, {})
     layout = known.get(key)
     if layout is None:
+        _check_placements(placements, name)
         if len(known) >= MOST_LAYOUTS:
             known.clear()
         boxes, views = _local_boxes(tensor, place, tuple(local_shape), name)
