@@ -313,20 +313,28 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         xckpt.gc(tmp_path / "none")
 
 
-def test_a_claim_that_somebody_takes_for_a_dead_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_claim_that_another_takes_for_a_dead_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
 ) -> None:
-    """It is removed before it is locked, and made again."""
-    real, seen = folder_module.lock, []
+    """It is locked, and perhaps removed, before its own save locks it: that makes it again."""
+    real = folder_module.lock
+    unlocked = tmp_path / ".ckpt.saving-0123456789abcdef.new"
+    others: list[int] = []
 
     def lock(descriptor: int) -> Lock:
-        if not seen:
-            seen.append(descriptor)
-            (tmp_path / ".ckpt.saving-0123456789abcdef.new").unlink()
+        if not others:
+            others.append(os.open(unlocked, os.O_RDWR))
+            assert real(others[0]) is Lock.TAKEN
+            if removed:
+                unlocked.unlink()
         return real(descriptor)
 
     monkeypatch.setattr(folder_module, "lock", lock)
     made = claim(tmp_path / "ckpt", "0123456789abcdef")
-    assert made.path.exists()
+    os.close(others[0])
+    third = os.open(made.path, os.O_RDWR)
+    assert real(third) is Lock.HELD
+    os.close(third)
     made.release()
     assert names(tmp_path) == []

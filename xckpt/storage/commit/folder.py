@@ -140,9 +140,8 @@ class Claim:
     def note_exchange(self) -> None:
         """Say durably that the staging folder is about to be exchanged with the old one."""
         before = self.path.read_bytes()
-        text = msgspec.json.decode(before, type=ClaimText)
-        content = msgspec.json.encode(msgspec.structs.replace(text, exchanging=True))
-        os.pwrite(self.descriptor, content.ljust(len(before)), 0)
+        text = msgspec.structs.replace(msgspec.json.decode(before, type=ClaimText), exchanging=True)
+        os.pwrite(self.descriptor, msgspec.json.encode(text).ljust(len(before)), 0)
         os.fsync(self.descriptor)
 
     def release(self) -> None:
@@ -213,14 +212,15 @@ def claim(folder: Path, identity: str) -> Claim:
         descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.write(descriptor, msgspec.json.encode(ClaimText.own(identity, folder.name)))
-            lock(descriptor)
+            if lock(descriptor) is Lock.HELD:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(unlocked))
             os.rename(unlocked, path)
         except BaseException as error:
             os.close(descriptor)
             with contextlib.suppress(OSError):
                 unlocked.unlink()
             if isinstance(error, FileNotFoundError) and attempt + 1 < _ATTEMPTS:
-                continue  # another process has removed it as a dead save's
+                continue  # another process removes it as a dead save's
             raise
         return Claim(path, staged, descriptor)
     raise AssertionError("unreachable")
