@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.errors import ManifestError
 from xckpt.mapping.spec import TensorSpec
 
 USER = "xckpt.user"
@@ -103,6 +104,9 @@ class TensorSource(abc.ABC):
 def metadata_texts(user: object) -> dict[str, str]:
     """User metadata as texts by name; as one text of JSON where they are anything else.
 
+    Raises:
+        ManifestError: they have a text that UTF-8 cannot carry.
+
     Example:
         >>> metadata_texts({"by": "me"}), metadata_texts([1]), metadata_texts(None)
         ({'by': 'me'}, {'xckpt.user': '[1]'}, {})
@@ -111,7 +115,10 @@ def metadata_texts(user: object) -> dict[str, str]:
         return {}
     if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
         return cast(dict[str, str], user)
-    return {USER: msgspec.json.encode(user).decode()}
+    try:
+        return {USER: msgspec.json.encode(user).decode()}
+    except UnicodeEncodeError as error:
+        raise ManifestError("its metadata hold half a character (a lone surrogate)") from error
 
 
 def user_of(texts: Mapping[str, str]) -> JSONValue:

@@ -236,6 +236,10 @@ WRONG: dict[str, tuple[Callable[[Metadata], object], str]] = {
         lambda m: setattr(tensor_of(m), "size", torch.Size([1 << 40, 1 << 40])),
         "absurd shape",
     ),
+    "absurd shape of nothing": (
+        lambda m: setattr(tensor_of(m), "size", torch.Size([1 << 40, 1 << 40, 0])),
+        "absurd shape",
+    ),
     "absurd rank": (
         lambda m: setattr(tensor_of(m), "size", torch.Size([1] * 40)),
         "absurd shape, of 40 dimensions",

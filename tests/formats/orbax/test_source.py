@@ -186,6 +186,9 @@ def climb(document: dict) -> None:
     entry(document, "scalar")["key_metadata"][0]["key"] = "../../etc/passwd"
 
 
+SECOND = {"key": "1", "key_type": 1}
+"""A position in a list."""
+
 FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no JSON": (lambda p: (p / "_METADATA").write_text("{"), xckpt.ManifestError, "damaged"),
     "a list": (
@@ -248,6 +251,21 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         xckpt.ManifestError,
         "_strings.json: damaged",
     ),
+    "two leaves of one name": (
+        lambda p: edit(p, lambda d: d["tree_metadata"].update(again=entry(d, "scalar"))),
+        xckpt.ManifestError,
+        "ckpt: .*two leaves of the tree have this name",
+    ),
+    "a list with a gap": (
+        lambda p: edit(p, lambda d: entry(d, "scalar")["key_metadata"].append(SECOND)),
+        xckpt.ManifestError,
+        "ckpt: .*called a list, but its keys are not 0, 1",
+    ),
+    "half a character in the metadata": (
+        lambda p: edit(p, lambda d: d.update(custom_metadata=["\ud800"])),
+        xckpt.ManifestError,
+        "its metadata hold half a character",
+    ),
     "notes damaged": (
         lambda p: (p / "array_metadatas" / "process_0").write_text("["),
         xckpt.ManifestError,
@@ -279,6 +297,7 @@ def sharding(size: int, inner: dict[str, object] | None = None) -> dict[str, obj
 
 ARRAY_FAULTS: dict[str, dict[str, object]] = {
     "an absurd shape": {"shape": [1 << 40, 1 << 40]},
+    "an absurd shape of nothing": {"shape": [1 << 40, 0, 1 << 40]},
     "a shape below 0": {"shape": [-1, 3]},
     "a dtype that kills TensorStore": {"data_type": "r16"},
     "giant chunks": {

@@ -187,6 +187,12 @@ def test_an_expanded_tensor_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, archive(torch.ones(1).expand(1 << 40))).value()
 
 
+def test_an_absurd_shape_of_nothing_is_refused(tmp_path: Path) -> None:
+    """NumPy has no such array either."""
+    with pytest.raises(ManifestError, match="unusable arguments"):
+        opened(tmp_path, archive(torch.empty(1 << 40, 0, 1 << 40))).value()
+
+
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")

@@ -229,7 +229,7 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
         yield f"dtype {leaf.dtype[:40]!r} is not one of the format's"
         return
     item = item_size(leaf.dtype)
-    fault = _shape_fault(leaf.shape, item)
+    fault = shape_fault(leaf.shape, item)
     if fault:
         yield fault
     elif (leaf.chunk is None) == (leaf.pieces is None):
@@ -243,7 +243,15 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
         yield from pieces_problems(leaf.shape, leaf.pieces, item, _grid_problems)
 
 
-def _shape_fault(shape: Shape, item_bytes: int) -> str:
+def shape_fault(shape: Shape, item_bytes: int) -> str:
+    """Why no array has this shape, with elements of so many bytes; empty if one may.
+
+    A shape without elements is held to the same limits, as NumPy holds it.
+
+    Example:
+        >>> shape_fault((1 << 60, 0), 4)
+        'impossible shape (1152921504606846976, 0)'
+    """
     if len(shape) > MAX_RANK:
         return f"{len(shape)} dimensions; at most {MAX_RANK}"
     if any(size < 0 or size > MAX_TENSOR_BYTES for size in shape):

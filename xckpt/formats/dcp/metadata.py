@@ -14,25 +14,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from typing import Final
 
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import key_paths
 from xckpt.formats.torch_save.archive import Where
 from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, load
-from xckpt.formats.torch_save.values import BASIC_NAMES, MOST_DIMENSIONS, are_counts
+from xckpt.formats.torch_save.values import BASIC_NAMES, are_counts
 from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.paths import file_name_problem
 
 MAX_BYTES: Final = 1 << 30
 """Longest ``.metadata`` that is read: about 7 million chunks."""
-
-MOST_ELEMENTS: Final = 1 << 56
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +214,7 @@ class _Reader:
         shape, chunks = entry.get("size"), entry.get("chunks")
         if not are_counts(shape) or not isinstance(chunks, list):
             raise ManifestError(f"{name}: a tensor without a size or chunks")
-        if len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_ELEMENTS:
+        if shape_fault(shape, 1):
             raise ManifestError(f"{name}: an absurd shape, {_shown(shape)}")
         dtype = self._dtype(name, entry.get("properties"))
         pairs: dict[tuple[Shape, Shape], Where] = {}

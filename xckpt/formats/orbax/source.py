@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.names import join_keys
+from xckpt.core.tree import unflatten
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
@@ -75,11 +76,12 @@ class OrbaxSource(TensorSource):
         with naming(self.path / TREE):
             tree = parse_tree(data)
         user = user_metadata(given, self.path, tree.custom, self._memory)
-        self.metadata = metadata_texts(user or None)
+        with naming(given):
+            self.metadata = metadata_texts(user or None)
         """Custom metadata, and items of JSON."""
-        leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
         self.containers = _containers(tree)
         with naming(self.path):
+            leaves = _by_name(tree, self.containers)
             stored = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
             self.leaf_names = by_mapping_name(stored)
         by_name = {name: leaves[leaf] for name, leaf in self.leaf_names.items()}
@@ -187,6 +189,21 @@ class OrbaxSource(TensorSource):
 
     def close(self) -> None:
         """Nothing stays open beyond this object's life."""
+
+
+def _by_name(tree: Tree, containers: Mapping[str, str]) -> dict[str, Leaf]:
+    """The leaves by their names, which make a tree.
+
+    Raises:
+        ManifestError: they make none, or two leaves have one name.
+    """
+    leaves: dict[str, Leaf] = {}
+    for leaf in tree.leaves:
+        name = join_keys(leaf.keys)
+        if leaves.setdefault(name, leaf) is not leaf:
+            raise ManifestError(f"{name}: two leaves of the tree have this name")
+    unflatten({n: None for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}, containers)
+    return leaves
 
 
 def _containers(tree: Tree) -> dict[str, str]:

@@ -24,6 +24,7 @@ import msgspec
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
@@ -160,7 +161,10 @@ def parse_header(text: bytes, file_size: int) -> Header:
             unsupported.append(f"{name}: dtype {dtype[:40]!r}, which is unknown")
         else:
             place = places[name] = TensorSpan(NAMES[dtype], entry.shape, data_at + start)
-            if place.nbytes != stop - start:
+            fault = shape_fault(entry.shape, item_size(place.dtype))
+            if fault:
+                problems.append(f"{name}: {fault}")
+            elif place.nbytes != stop - start:
                 problems.append(
                     f"{name}: {dtype} {Box.whole(entry.shape)} takes {place.nbytes:,} "
                     f"bytes, but its range [{start:,}, {stop:,}) has {stop - start:,}"

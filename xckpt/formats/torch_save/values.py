@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.strided_ranges import FileTensor
 from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load
@@ -30,7 +31,6 @@ from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.files import RangeFile
 from xckpt.storage.foreign.paths import FilePath
 
-MOST_DIMENSIONS: Final = 32
 MOST_PARTS: Final = 1_000_000
 """Most parts of a value: a pickle of some bytes can refer to one list a million times."""
 PART_BYTES: Final = 512
@@ -201,7 +201,7 @@ def _tensor_v3(
         raise TypeError
     if not are_counts(shape) or not are_counts(strides) or len(shape) != len(strides):
         raise ValueError
-    if len(shape) > MOST_DIMENSIONS:
+    if shape_fault(shape, 1):
         raise ValueError
     noted = metadata or {}
     if not isinstance(noted, dict) or not set(noted) <= {"conj", "neg"}:

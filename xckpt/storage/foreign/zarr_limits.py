@@ -36,6 +36,7 @@ from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import count_cells
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, MISSING, index_bytes
 from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.chunks.file_checks import longer_keys
@@ -43,8 +44,6 @@ from xckpt.storage.foreign.concurrency import machine_memory
 from xckpt.storage.foreign.paths import FilePath
 from xckpt.storage.location import Location, answer
 
-MOST_DIMENSIONS: Final = 32
-MOST_ELEMENTS: Final = 1 << 56
 MOST_CHUNKS: Final = 1 << 24
 """Most chunks of an array: each is looked up, whether it exists or not."""
 MOST_IN_SHARD: Final = 1 << 16
@@ -70,7 +69,7 @@ def document_problem(document: dict[str, object], version: int) -> str:
     if document.get("zarr_format") != version:
         return f"it is not of zarr version {version}"
     shape = document.get("shape")
-    if not _are_counts(shape, 0) or len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_ELEMENTS:
+    if not _are_counts(shape, 0) or shape_fault(tuple(shape), 1):
         return "an absurd shape"
     dtype = document.get("dtype" if version == 2 else "data_type")
     known = isinstance(dtype, str) and (dtype in DTYPES or _TYPE_STRING.fullmatch(dtype))
