@@ -115,8 +115,8 @@ def test_a_chunk_of_orbax_is_verified_by_one_element(
 
 @pytest.mark.parametrize(
     "body",
-    [b"}" * 6000, b"]" * 11_000, b"(t" * 9000, b"K\x07" * 20_000, b"N\x85" * 9000],
-    ids=["dicts", "lists", "empty tuples", "ints", "tuples"],
+    [b"}" * 6000, b"]" * 11_000, b"(t" * 7000, b"K\x07" * 20_000, b"N\x85" * 9000, b"(" * 20_000],
+    ids=["dicts", "lists", "empty tuples", "ints", "tuples", "brackets"],
 )
 def test_a_pickle_of_many_objects_is_refused(body: bytes, little: None) -> None:
     """One byte can make a dict of 64 bytes and a place for it."""

@@ -16,6 +16,7 @@ from xckpt.core.manifest.memory import LEAST_LIMIT, check_memory
 LEAST_COST: Final = 16
 """Bytes of an opcode that makes no object: a place on the stack, in a list or in the memo."""
 COSTS: Final[Mapping[str, int]] = {
+    "MARK": 48,
     "EMPTY_LIST": 88,
     "EMPTY_DICT": 160,
     **dict.fromkeys(("TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"), 80),
