@@ -247,6 +247,8 @@ CALLS = "attacks/test_failing_calls.py"
 RELEASES = "attacks/test_two_releases.py"
 PAGE = "attacks/test_page_server.py"
 SLOW = "test_slow_disks.py"
+CHANGED = "storage/test_changed_files.py"
+DCP = "formats/dcp/test_source.py"
 
 MORE: dict[str, tuple[str, ...]] = {
     "a wrong, half or missing token; half a message; a huge length; random bytes; words of life "
@@ -288,6 +290,24 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "absurd questions to the page's server": (f"{PAGE}::test_a_question_that_is_absurd",),
     "many silent connections to the page's server": (f"{PAGE}::test_many_silent_connections",),
+    "a pipe, a folder, 1 TiB, nothing in the place of a long file of digests or places, and of the "
+    "manifest once it was read": (
+        f"{CHANGED}::test_a_long_side_file",
+        f"{CHANGED}::test_a_manifest_that_changes_beside_a_damaged_chunk",
+    ),
+    "archives of torch.save: long directories and pickles, names twice, names outside": (
+        f"{ARCHIVES}::test_what_describes_an_archive_is_bounded_before_it_is_read",
+        f"{ARCHIVES}::test_two_entries_of_one_name_are_refused",
+        f"{ARCHIVES}::test_an_entry_outside_of_the_archives_folder_is_none_of_it",
+    ),
+    "DCP: lists of absent entries, entries that share bytes": (
+        f"{DCP}::test_absent_entries_share_the_memory",
+        f"{DCP}::test_entries_of_bytes_that_share_some",
+    ),
+    "what was refused stays in memory": (
+        "storage/foreign/test_concurrency.py::test_what_a_refused_item_has_read_is_forgotten",
+    ),
+    "absurd shapes of nothing": (f"{ARCHIVES}::test_an_absurd_shape_of_nothing_is_refused",),
 }
 """Attacks on what was built later, and their tests."""
 

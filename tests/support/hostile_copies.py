@@ -132,10 +132,13 @@ def damaged(path: Path, chance: random.Random) -> None:
             length = (file.stat().st_size, chance.choice((0, 1, 16, 1 << 20, 1 << 40)))
             os.truncate(file, chance.choice((length[0] // 2, length[0] + 1, length[1])))
         elif how == 3:
-            file.write_bytes(chance.randbytes(chance.choice((1, 16, file.stat().st_size))))
+            size = min(file.stat().st_size, SPARSE)
+            file.write_bytes(chance.randbytes(chance.choice((1, 16, size))))
         elif how == 4:
-            shutil.copy(chance.choice(files), file.with_name("other"))
-            file.with_name("other").replace(file)
+            other = chance.choice(files)
+            if other.stat().st_size <= SPARSE:  # else its holes would become bytes
+                shutil.copy(other, file.with_name("other"))
+                file.with_name("other").replace(file)
         else:
             file.unlink()
             if how == 5:
