@@ -15,8 +15,7 @@ from conformance.twins.manifests import encoded, seal
 from tests.fuzz.choices import Choices, edit_bytes, edit_json, spelled
 from xckpt.core.manifest.codec import encode, parse, to_metadata
 from xckpt.core.manifest.entries import Manifest, TensorEntry, arrays, documents
-from xckpt.core.manifest.pieces import MAX_CHUNK_BYTES, MAX_RANK, MAX_TENSOR_BYTES
-from xckpt.core.manifest.rules import MAX_CHUNKS
+from xckpt.core.manifest.rules import MAX_CHUNK_BYTES, MAX_CHUNKS, MAX_RANK, MAX_TENSOR_BYTES
 from xckpt.core.names import join_keys, split_name, zarr_path
 from xckpt.core.tree import unflatten
 from xckpt.errors import XckptError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from math import prod
 from typing import Final
 
 import msgspec
@@ -25,26 +24,6 @@ MAX_TENSOR_BYTES: Final = 1 << 56
 """Largest tensor, bytes."""
 MAX_CHUNK_BYTES: Final = 1 << 32
 """Largest chunk, bytes: what a reader may have to hold at once."""
-
-
-def shape_fault(shape: Shape, item_bytes: int) -> str:
-    """Why no array has this shape, with elements of so many bytes; empty if one may.
-
-    A shape without elements is held to the same limits, as NumPy holds it.
-
-    Example:
-        >>> shape_fault((1 << 60, 0), 4)
-        'impossible shape (1152921504606846976, 0)'
-    """
-    if len(shape) > MAX_RANK:
-        return f"{len(shape)} dimensions; at most {MAX_RANK}"
-    if any(size < 0 or size > MAX_TENSOR_BYTES for size in shape):
-        return f"impossible shape {shape}"
-    if prod(max(size, 1) for size in shape) * item_bytes > MAX_TENSOR_BYTES:
-        return f"shape {shape} is more than {MAX_TENSOR_BYTES:,} bytes"
-    return ""
-
-
 MAX_PIECES: Final = 1 << 24
 """Most pieces of a checkpoint: each is a zarr array."""
 

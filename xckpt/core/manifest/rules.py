@@ -35,9 +35,9 @@ from xckpt.core.manifest.entries import (
 from xckpt.core.manifest.pieces import (
     MAX_CHUNK_BYTES,
     MAX_PIECES,
+    MAX_RANK,
     MAX_TENSOR_BYTES,
     pieces_problems,
-    shape_fault,
 )
 from xckpt.core.names import dimension_name_faults, is_name, odd_names, split_name
 from xckpt.core.tree import DEEPEST, Container, close_container, refuse_clashes, unflatten
@@ -229,8 +229,7 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
         yield f"dtype {leaf.dtype[:40]!r} is not one of the format's"
         return
     item = item_size(leaf.dtype)
-    fault = shape_fault(leaf.shape, item)
-    if fault:
+    if fault := shape_fault(leaf.shape, item):
         yield fault
     elif (leaf.chunk is None) == (leaf.pieces is None):
         yield "exactly one of chunk and pieces must be given"
@@ -241,6 +240,17 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
     else:
         assert leaf.pieces is not None
         yield from pieces_problems(leaf.shape, leaf.pieces, item, _grid_problems)
+
+
+def shape_fault(shape: Shape, item_bytes: int) -> str:
+    """Why no array has this shape, one without elements neither; empty if one may."""
+    if len(shape) > MAX_RANK:
+        return f"{len(shape)} dimensions; at most {MAX_RANK}"
+    if any(size < 0 or size > MAX_TENSOR_BYTES for size in shape):
+        return f"impossible shape {shape}"
+    if prod(max(size, 1) for size in shape) * item_bytes > MAX_TENSOR_BYTES:
+        return f"shape {shape} is more than {MAX_TENSOR_BYTES:,} bytes"
+    return ""
 
 
 def _grid_problems(shape: Shape, chunk: Shape, shard: Shape | None, item: int) -> Iterator[str]:

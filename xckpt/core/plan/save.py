@@ -26,7 +26,7 @@ from xckpt.core.geometry.box import Block, Box, Boxes
 from xckpt.core.geometry.box_lookup import BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
-from xckpt.core.manifest.pieces import MAX_RANK
+from xckpt.core.manifest.rules import MAX_RANK
 from xckpt.core.metadata import Metadata
 from xckpt.core.part.replicas import small_replicas
 from xckpt.core.plan.items import LeafRow, SavePlan, WriteItem, WriteItems

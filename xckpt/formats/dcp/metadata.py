@@ -19,7 +19,7 @@ from typing import Final
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.manifest.pieces import shape_fault
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import key_paths

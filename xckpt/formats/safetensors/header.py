@@ -24,7 +24,7 @@ import msgspec
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
-from xckpt.core.manifest.pieces import shape_fault
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, UnsupportedLeafError
 

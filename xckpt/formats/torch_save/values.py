@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
-from xckpt.core.manifest.pieces import shape_fault
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.strided_ranges import FileTensor
 from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load

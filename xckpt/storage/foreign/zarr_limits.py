@@ -36,7 +36,7 @@ from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import count_cells
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, MISSING, index_bytes
 from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
-from xckpt.core.manifest.pieces import shape_fault
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.chunks.file_checks import longer_keys

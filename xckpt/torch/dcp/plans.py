@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
 from xckpt.core.geometry.box import Block, Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.manifest.pieces import MAX_RANK
+from xckpt.core.manifest.rules import MAX_RANK
 from xckpt.core.metadata import (
     Metadata,
     MetadataIndex,
