@@ -39,6 +39,7 @@ from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.storage import BriefData
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.save import save_state
+from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.chunks.columns import BriefOrders, parts, received
 from xckpt.storage.chunks.orders import Written
@@ -47,6 +48,8 @@ from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 WHERE = "memory://benchmarks-scale"
 """And a number: nothing is there before the first save."""
+MANY = SaveOptions(many_objects=True)
+"""Nothing is written, however many objects there would be."""
 _simulated = count(1000)
 
 
@@ -273,7 +276,9 @@ def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
         planner = DefaultSavePlanner() if whole else PlacedPlanner(placed, rank.rank)
         state = placed.state(1) if whole else {}
         began = time.process_time()
-        save_state(state, _Writer(placed.where, overwrite=True), group=rank, planner=planner)
+        save_state(
+            state, _Writer(placed.where, overwrite=True, options=MANY), group=rank, planner=planner
+        )
         after[rank.rank].shares = rank.kept_plans.shares
         return time.process_time() - began
 
@@ -282,7 +287,7 @@ def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
     group.processes = processes
     alone = bool(placement.mesh)
     group.alike = 2 if alone else 0  # what is saved, and what is known of all plans
-    writer = _Writer(placed.where, overwrite=True)
+    writer = _Writer(placed.where, overwrite=True, options=MANY)
     began = group.seconds()
     save_state({}, writer, group=group, planner=PlacedPlanner(placed, 0))
     ended = group.seconds()
