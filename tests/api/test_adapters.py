@@ -124,6 +124,18 @@ def test_without_a_deserialiser_it_stays_bytes(pointed: Path) -> None:
         xckpt.load(pointed, {"a": {"p": b""}, "n": Point(0)}, options=POINTS)
 
 
+@pytest.mark.parametrize("compare_replicas", [None, True])
+def test_a_serialiser_that_fails_names_the_leaf(compare_replicas: bool | None) -> None:
+    def refuse(leaf: object) -> bytes:
+        raise KeyError("no writer for a point")
+
+    options = xckpt.SaveOptions(serialise=refuse, compare_replicas=compare_replicas)
+    failed = r"a/p: serialise failed on its Point with KeyError: 'no writer for a point'"
+    with pytest.raises(xckpt.UnsupportedLeafError, match=failed) as raised:
+        xckpt.save("memory://serialise-fails", {"a": {"p": Point(3)}}, options=options)
+    assert isinstance(raised.value.__cause__, KeyError | xckpt.UnsupportedLeafError)
+
+
 def test_a_deserialiser_that_fails_names_the_leaf(pointed: Path) -> None:
     options = xckpt.LoadOptions(deserialise=lambda content: {}[content])
     with pytest.raises(xckpt.UnsupportedLeafError, match=r"a/p: deserialise failed .* KeyError"):

@@ -98,8 +98,8 @@ class ValueText(io.BytesIO):
     """
 
     def __init__(self, value: object) -> None:
-        super().__init__(encode_value(value).encode("utf-8", "surrogatepass"))
         self.kind = str(value_kind(value))
+        super().__init__(encode_content("", self.kind, value))
 
 
 def value_kind(leaf: object) -> str | None:
@@ -161,6 +161,35 @@ def shown_value(value: object) -> str:
         return repr(value)
     except ValueError:
         return hex(value) if isinstance(value, int) else object.__repr__(value)
+
+
+def encode_content(
+    name: str, kind: str, value: object, serialise: Callable[[object], bytes] | None = None
+) -> bytes:
+    """The text of a value as UTF-8, or what ``serialise`` makes of an opaque object.
+
+    Raises:
+        UnsupportedLeafError: ``serialise`` failed; names the leaf.
+        TypeError: it gave no bytes; names the leaf.
+
+    Example:
+        >>> encode_content("step", "int", 7), encode_content("years", "opaque", {3}, repr)
+        Traceback (most recent call last):
+        TypeError: years: serialise gave a str, not bytes
+    """
+    if kind != "opaque" or serialise is None:
+        return encode_value(value).encode("utf-8", "surrogatepass")
+    try:
+        content = serialise(value)
+    except Exception as error:
+        raise UnsupportedLeafError(
+            f"{name or 'the root'}: serialise failed on its {type(value).__name__} with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(content, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = type(content).__name__
+        raise TypeError(f"{name or 'the root'}: serialise gave a {given}, not bytes")
+    return content
 
 
 def decode_content(

@@ -41,17 +41,18 @@ MOST_BYTES: Final = 32 << 20
 def small_replicas(
     leaves: Mapping[str, SourceLeaf],
     values: Mapping[str, Value],
-    encode: Callable[[Value], bytes],
+    encode: Callable[[Value, str], bytes],
     containers: Mapping[str, str],
 ) -> Iterator[tuple[str, str, object]]:
     """Name, type and data of each leaf that is whole on this rank, small, and not `PerRank`.
 
-    The data are the framework's tensor; of a value the bytes that stand for it.
+    The data are the framework's tensor; of a value the bytes that stand for it, from ``encode``,
+    which takes the leaf's name too.
     """
     own = tuple(f"{name}/" for name, kind in containers.items() if kind == KIND)
     for name, value in values.items():
         if not (own and name.startswith(own)):
-            yield name, value.kind, np.frombuffer(encode(value), np.uint8)
+            yield name, value.kind, np.frombuffer(encode(value, name), np.uint8)
     small: list[tuple[int, str, SourceLeaf]] = []
     for name, leaf in leaves.items():
         if leaf.sharded or not leaf.dtype or len(leaf.boxes) != 1 or hasattr(leaf, "expect"):

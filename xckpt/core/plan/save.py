@@ -35,7 +35,7 @@ from xckpt.core.targets.find import is_code
 from xckpt.core.text.advice import no_value
 from xckpt.core.text.arguments import wrong_argument
 from xckpt.core.tree import flatten
-from xckpt.core.values import encode_value, value_kind
+from xckpt.core.values import encode_content, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
 
 if TYPE_CHECKING:
@@ -273,6 +273,7 @@ class DefaultSavePlanner(SavePlanner):
 
         Raises:
             PlanError: this rank has no such leaf, or no local shard holds the box.
+        UnsupportedLeafError: ``serialise`` failed.
         """
         name = write_item.index.fqn
         leaf = self._leaves.get(name)
@@ -308,14 +309,8 @@ class DefaultSavePlanner(SavePlanner):
             self._lookups[name] = BoxLookup(leaf.boxes)
         return self._lookups[name].holder(box)
 
-    def _bytes(self, leaf: _PlainValue, name: str = "a leaf") -> bytes:
-        if leaf.kind == "opaque":
-            assert self.serialise is not None
-            content = self.serialise(leaf.value)
-            if not isinstance(content, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"{name}: serialise gave a {type(content).__name__}, not bytes")
-            return content
-        return encode_value(leaf.value).encode("utf-8", "surrogatepass")
+    def _bytes(self, leaf: _PlainValue, name: str) -> bytes:
+        return encode_content(name, leaf.kind, leaf.value, self.serialise)
 
 
 def local_plan(
