@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import save_file
 
 import xckpt
 from conformance.twins.pieces import cut_of
@@ -72,6 +74,24 @@ def test_what_is_no_checkpoint_is_never_overwritten(tmp_path: Path, overwrite: b
     assert (other / "xckpt.json").exists() is overwrite
     assert (tmp_path / "file").read_text() == "hello"
     assert (other / "deep" / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_of_another_library_in_the_way_is_named(tmp_path: Path) -> None:
+    saved, old, tensors = tmp_path / "a.pt", tmp_path / "old", tmp_path / "tensors"
+    torch.save({"w": torch.ones(3)}, saved)
+    torch.save({"w": torch.ones(3)}, old, _use_new_zipfile_serialization=False)
+    save_file({"w": np.ones(3)}, tensors)
+    os.mkfifo(tmp_path / "pipe")
+    for name, is_a in [
+        ("a.pt", "is a file of torch.save, which xckpt.load reads"),
+        ("old", "is a file of torch.save, which xckpt.load reads"),
+        ("tensors", "is a file of safetensors, which xckpt.load reads"),
+        ("pipe", "is a file and holds no checkpoint"),
+    ]:
+        before = [] if name == "pipe" else (tmp_path / name).read_bytes()
+        with pytest.raises(xckpt.CheckpointExistsError, match=f"{name} {is_a}"):
+            xckpt.save(tmp_path / name, STATE, overwrite=True)
+        assert before == [] or (tmp_path / name).read_bytes() == before
 
 
 def test_an_existing_checkpoint_is_kept(saved: Path) -> None:

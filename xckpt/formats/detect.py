@@ -19,11 +19,11 @@ from xckpt.errors import NotACheckpointError, PathError
 from xckpt.formats.orbax.tree import looks_like_orbax
 from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
-from xckpt.formats.torch_save.source import LEGACY
 from xckpt.options import LoadOptions
 from xckpt.storage.absent import checkpoint_meant
 from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
+from xckpt.storage.foreign.single_files import format_of_file
 from xckpt.storage.foreign.unread import unread_format
 from xckpt.storage.location import storage_errors
 
@@ -118,7 +118,7 @@ def detect(path: str | os.PathLike[str]) -> str:
             return "xckpt"
         format = None
         if place.exists():
-            format = _of_file(place) if place.is_file() else _of_folder(place)
+            format = format_of_file(place) if place.is_file() else _of_folder(place)
         if format is None:
             raise NotACheckpointError(_unknown(place))
     return format
@@ -150,20 +150,6 @@ def _of_folder(folder: FilePath) -> str | None:
     if any(name.endswith((".bin.index.json", ".bin", ".pt", ".pth")) for name in names):
         # One such file beside checkpoints, as in the root of a run, does not count.
         return None if any((entry / MANIFEST).is_file() for entry in entries) else "torch"
-    return None
-
-
-def _of_file(path: FilePath) -> str | None:
-    if path.name.endswith((".safetensors", ".safetensors.index.json")):
-        return "safetensors"
-    with closing(open_file(path)) as file:
-        first, most = file.head(len(LEGACY)), file.most_bytes
-    if unread_format(path.name, first):
-        return None  # a zip archive of another kind, for example
-    if path.name.endswith(".bin.index.json") or first.startswith(b"PK\3\4") or first == LEGACY:
-        return "torch"
-    if first[8:9] == b"{" and int.from_bytes(first[:8], "little") <= most - 8:
-        return "safetensors"
     return None
 
 

@@ -43,12 +43,11 @@ from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import MEMORY_BYTES
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named, naming
+from xckpt.storage.foreign.single_files import LEGACY
 from xckpt.storage.location import storage_errors
 
 SUFFIXES: Final = (".bin", ".pt", ".pth")
 WEIGHTS: Final = "pytorch_model.bin"
-LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""The first bytes of a file of torch before 1.6: a pickle of a number."""
 
 
 def find_saved(path: FilePath, memory_bytes: int = MEMORY_BYTES) -> Files:

@@ -337,9 +337,10 @@ def _find_folder(folder: Path) -> Found:
     if not folder.exists():
         return Found.NOTHING
     if not folder.is_dir():
+        from xckpt.storage.foreign.single_files import what_is_there
+
         raise CheckpointExistsError(
-            f"{folder} is a file and holds no checkpoint; nothing there was touched: "
-            f"choose another path"
+            f"{folder} {what_is_there(folder)}; nothing there was touched: choose another path"
         )
     if (folder / MANIFEST).exists():
         return Found.CHECKPOINT
