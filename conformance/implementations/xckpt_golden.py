@@ -34,6 +34,7 @@ from xckpt.core.geometry.shards import inner
 from xckpt.core.leaf import LazySource
 from xckpt.core.manifest import codec as manifests
 from xckpt.core.manifest.entries import EDITION, documents
+from xckpt.core.manifest.own_keys import CLAIM
 from xckpt.core.metadata import Metadata, Sharding
 from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner
@@ -344,7 +345,10 @@ def _as_edition(path: Path, edition: int) -> None:
 
 
 def _copy_out(url: str, path: Path) -> None:
-    """Bring a checkpoint with a generation to local files, under the generation's fixed name."""
+    """Bring a checkpoint with a generation to local files, under the generation's fixed name.
+
+    The generation's claim, which is of no use to a reader, stays behind: it names a process.
+    """
     store = open_store(Location.parse(url))
     content = {key.decode(): store.read(key).result().value for key in store.list().result()}
     manifest = manifests.parse(content["xckpt.json"], digest_bytes)
@@ -352,6 +356,7 @@ def _copy_out(url: str, path: Path) -> None:
     content["xckpt.json"] = manifests.encode(
         msgspec.structs.replace(manifest, root=root), digest_bytes
     )
+    del content[f"{manifest.root}/{CLAIM}"]
     for key, data in content.items():
         file = path / key.replace(f"{manifest.root}/", f"{root}/")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -160,7 +160,7 @@ def _of_many_objects() -> bytes:
 def test_a_listing_stays_within_memory(
     tmp_path: Path, place: str, make: Callable[[], bytes]
 ) -> None:
-    """What takes more stays a step, which no policy counts or deletes."""
+    """What takes more stays a step, which no policy counts or deletes, and a restore names."""
     root = str(tmp_path) if place == "folder" else f"memory://listed{make.__name__}"
     run = xckpt.CheckpointManager(root, keep=Latest(1), load_options=OPTIONS)
     for step in (1, 2):
@@ -175,9 +175,10 @@ def test_a_listing_stays_within_memory(
     again = xckpt.CheckpointManager(root, keep=Latest(1), load_options=OPTIONS)
     assert [record.number for record in again.steps()] == [2]
     assert _peak() - before <= ALLOWED, (_peak() - before) >> 20
-    why = rf"step 5: .*the manifest of {size} bytes takes .*raise LoadOptions\(memory_bytes=\)"
-    with pytest.warns(UserWarning, match=f"step 2 was restored.*{why}"):
-        assert again.restore()["w"][0] == 2
+    why = rf"step-5: the manifest of {size} bytes takes .*raise LoadOptions\(memory_bytes=\)"
+    with pytest.raises(xckpt.MemoryLimitError, match=why):
+        again.restore()
+    assert again.restore(step=2)["w"][0] == 2
     assert again.save(6, {"w": np.ones(2)})
     again.wait()
     named = sorted(key.partition(b"/")[0] for key in store.list().result() if b"json" in key)

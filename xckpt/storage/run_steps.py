@@ -208,12 +208,15 @@ def _answered(
     root: Location, asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None]
 ) -> Iterator[tuple[int, bytes | None]]:
     for number in list(asked):
-        reading = asked.pop(number)
-        if reading is None:
-            yield number, b""
-            continue
-        read = answer(reading, root)
-        yield number, read.value if read.state == "value" else None
+        yield number, _content(root, asked.pop(number))
+
+
+def _content(root: Location, reading: ts.Future[ts.KvStore.ReadResult] | None) -> bytes | None:
+    """What was asked for. TensorStore's own copy goes with the answer, before it is looked at."""
+    if reading is None:
+        return b""
+    read = answer(reading, root)
+    return read.value if read.state == "value" else None
 
 
 def _record(number: int, name: str, manifest: bytes, memory_bytes: int) -> StepRecord:
