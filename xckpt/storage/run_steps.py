@@ -173,6 +173,7 @@ def described(root: Location, steps: Mapping[int, str], memory_bytes: int) -> St
             if "/" in record.name:  # an item of Orbax, which no policy deletes
                 record = replace(record, format="orbax", time=None)
             records.append(replace(record, linked=linked))
+        del manifest  # before the next is read
     formats = _committed(root).foreign if lacking else {}
     records += [
         StepRecord(number, name=steps[number], format=formats[steps[number]])
