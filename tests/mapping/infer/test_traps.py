@@ -70,6 +70,14 @@ TRAPS: dict[str, tuple[Shapes, Shapes]] = {
         {"mlp.gate_up_proj.weight": (24, D)},
         {"mlp/gate_up/kernel": (D, 24)},
     ),
+    "a router for a gate": (
+        {"mlp.gate.weight": (24, D), "mlp.up_proj.weight": (24, D)},
+        {"mlp/gate_proj/kernel": (D, 24), "mlp/up_proj/kernel": (D, 24)},
+    ),
+    "a router for a gate, deeper": (
+        {f"layers.{n}.mlp.gate.linear.weight": (24, D) for n in range(2)},
+        {"layers/mlp/gate_proj/linear/kernel": (2, D, 24)},
+    ),
     "upwards by an even kernel": (
         {"up.0.weight": (8, 8, 2, 2), "down.0.weight": (8, 3, 3, 3)},
         {"up_0/kernel": (2, 2, 8, 8), "down_0/kernel": (3, 3, 3, 8)},
@@ -416,6 +424,10 @@ PLAIN: dict[str, tuple[Shapes, Shapes]] = {
     "more than ten experts": (
         {f"experts.{n}.w.weight": (12, 8) for n in range(11)},
         {f"experts_{n}/w/kernel": (8, 12) for n in range(11)},
+    ),
+    "routers and gates, each of one name": (
+        {"moe.mlp.gate.weight": (9, D), "moe.experts.0.gate_proj.weight": (12, D)},
+        {"moe/mlp/gate/kernel": (D, 9), "moe/experts_0/gate_proj/kernel": (D, 12)},
     ),
     "fused alike": ({"attn.qkv.weight": (3 * D, D)}, {"attn/qkv/kernel": (D, 3 * D)}),
     "pooled into a layer": (

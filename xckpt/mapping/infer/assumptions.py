@@ -11,7 +11,8 @@
 3. *Shifts and scales in one tensor*: some models have the shifts first, some the scales.
 4. *Other weights by their names*: one tree calls them an average or a difference of weights, or the
    two use contrary words (encoder and decoder), or the same words with other numbers; or their
-   shapes alone are the same.
+   shapes alone are the same; or a ``gate``, as the router of experts is called too, is a
+   ``gate_proj``.
 5. *A tied head*: the output's weight in one tree is the embedding of the other.
 6. *Low-rank factors*: their product counts by a factor (alpha by rank) that no tensor holds.
 7. *Few bits*: numbers of eight bits or fewer are seldom the weights, but these by some scale.
@@ -43,6 +44,8 @@ OF_HEADS = ("query", "key", "value", "out")
 """Concepts of the modules whose axis of heads is cut in one way only."""
 FEW_BITS = ("float4", "float6", "float8")
 """Beginnings of the dtypes that are stored with scales."""
+GATE_WORDS = frozenset(word for word, concept in CONCEPTS.items() if concept == "gate")
+"""Words for the gate of an MLP; ``gate`` is also what routers are called."""
 UPWARDS = frozenset(("up", "ups"))
 """Words for what a transposed convolution does."""
 FUSED_WORDS = ("qkv", "querykeyvalue", "gateup", "cattn", "kv")
@@ -142,6 +145,7 @@ def assume(pair: Pair, trees: Trees, kinds: set[str], alternatives: int) -> Pair
         _modulation(pair),
         _derived(pair),
         _contrary(pair, trees),
+        _router(pair),
         _shaped(pair),
         _numbered(pair),
         _tied(pair),
@@ -227,6 +231,13 @@ def _contrary(pair: Pair, trees: Trees) -> str:
         if one and other and not one & other:
             return f"what one side calls {min(one)} is what the other calls {min(other)}"
     return ""
+
+
+def _router(pair: Pair) -> str:
+    one, other = (GATE_WORDS & {*leaf.words} for leaf in pair.first)
+    if not (one and other) or one == other:
+        return ""
+    return "what one side calls gate is a layer of its MLP, not the router of its experts"
 
 
 def _shaped(pair: Pair) -> str:
