@@ -83,7 +83,7 @@ def _number_starts(name: str, after: int) -> int:
     end = -1
     """The nearest of these positions to which digits lead."""
     for at in range(len(name) - 1, -1, -1):
-        if not _is_digit(name[at]):
+        if not "0" <= name[at] <= "9":
             end = -1
             continue
         if is_end[at + 1] == "1":
@@ -108,10 +108,6 @@ def _run_end(name: str, at: int) -> int:
     if name[at] == "0":
         return at + 1
     end = at
-    while end < len(name) and end - at < MOST_DIGITS and _is_digit(name[end]):
+    while end < len(name) and end - at < MOST_DIGITS and "0" <= name[end] <= "9":
         end += 1
     return end
-
-
-def _is_digit(char: str) -> bool:
-    return "0" <= char <= "9"

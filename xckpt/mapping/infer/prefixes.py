@@ -219,9 +219,9 @@ def _volume(group: LeafGroup) -> int:
 
 def _cuts(key: Components) -> Iterator[tuple[Components, Components]]:
     """Prefix and rest; besides the role a word is left: numbers alone say nothing."""
-    for length in range(min(DEEPEST_PREFIX, len(key) - 2) + 1):
-        if any(isinstance(component, str) for component in key[length:-1]):
-            yield key[:length], key[length:]
+    words = [place for place, component in enumerate(key[:-1]) if isinstance(component, str)]
+    for length in range(min(DEEPEST_PREFIX, words[-1]) + 1 if words else 0):
+        yield key[:length], key[length:]
 
 
 def _whole(key: Components) -> Iterator[tuple[Components, Components]]:
@@ -247,9 +247,10 @@ def _numbers(keys: Iterable[Components], cuts: Cuts) -> dict[Prefixes, Numbers]:
     numbers: dict[Prefixes, set[Components]] = defaultdict(set)
     for key in keys:
         words = _words(key)
-        for prefix, rest in cuts(key):
-            own = tuple(component for component in rest if isinstance(component, int))
-            numbers[prefix, words[len(prefix) :]].add(own)
+        own = tuple(component for component in key if isinstance(component, int))
+        for prefix, _ in cuts(key):
+            length = len(prefix)
+            numbers[prefix, words[length:]].add(own[words[:length].count(0) :])
     return {place: frozenset(each) for place, each in numbers.items()}
 
 
