@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -104,6 +105,23 @@ def test_arguments_of_policies_that_make_no_sense(
 ) -> None:
     with pytest.raises(TypeError, match="takes"):
         policy(argument)
+
+
+def test_half_a_character_in_a_metric_of_best_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Best\(metric\).*'\\ud800' holds half a character"):
+        Best("\ud800")
+    with pytest.raises(ValueError, match=r"Best\(metric\).*half a character"):
+        xckpt.CheckpointManager(tmp_path).best("loss\udfff")
+
+
+@pytest.mark.parametrize("root", [5, b"second", None])
+def test_a_temporary_root_that_is_no_path_is_refused(root: Any) -> None:
+    words = f"Temporary(root=) takes a path or URL, not the {type(root).__name__} {root!r}"
+    with pytest.raises(TypeError, match=re.escape(words)):
+        Temporary(root)
+    if root is not None:
+        with pytest.raises(TypeError, match=re.escape(words)):
+            xckpt.CheckpointManager("memory://first", temporary=root)
 
 
 def test_numbers_may_be_scalars_of_numpy_torch_and_jax(tmp_path: Path) -> None:

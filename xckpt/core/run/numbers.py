@@ -1,9 +1,9 @@
-"""Numbers of steps as users give them: Python's ints, or the scalars of an array library."""
+"""Numbers of steps and of minutes that users give: Python's, or scalars of an array library."""
 
 from __future__ import annotations
 
 from operator import index
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 
 from xckpt.core.run.names import DIGITS, MOST_STEPS
 from xckpt.core.text.arguments import named
@@ -43,3 +43,35 @@ def checked_step(step: object) -> int:
     if not 0 <= number < MOST_STEPS:
         raise ValueError(f"a step is a number from 0 to 10**{DIGITS} - 1, not {number}")
     return number
+
+
+def count_of(what: str, n: object) -> int:
+    """A number of steps, from 1 on; ``what`` says which.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    try:
+        count = whole(n)
+    except TypeError:
+        raise TypeError(f"{what} takes a number of steps, not {named(type(n).__name__)}") from None
+    if count < 1:
+        raise ValueError(f"{what} takes a number from 1 on, got {n}")
+    return count
+
+
+def minutes_of(what: str, m: object) -> float:
+    """A number of minutes, more than 0; ``what`` says which.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(m, SupportsFloat) or isinstance(m, bool):
+        raise TypeError(f"{what} takes a number of minutes, not {named(type(m).__name__)}")
+    try:
+        minutes = float(m)
+    except OverflowError:
+        raise ValueError(f"{what} takes a number that a float holds") from None
+    if not minutes > 0:
+        raise ValueError(f"{what} takes more than 0 minutes, got {m}")
+    return m if isinstance(m, int) else minutes

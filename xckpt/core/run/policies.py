@@ -9,17 +9,19 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal, SupportsFloat, TypeAlias, cast, overload
+from typing import Literal, TypeAlias, cast, overload
 
-from xckpt.core.run.numbers import whole
+from xckpt.core.run.numbers import count_of, minutes_of, whole
 from xckpt.core.run.record import StepRecord
 from xckpt.core.run.signals import signals_named
-from xckpt.core.text.arguments import named
 
+HALVES = re.compile("[\ud800-\udfff]")
+"""Halves of characters, which no manifest holds."""
 SECONDS = 60.0
 """Of a minute."""
 
@@ -69,7 +71,7 @@ class EverySteps:
     n: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _count("EverySteps(n)", self.n))
+        object.__setattr__(self, "n", count_of("EverySteps(n)", self.n))
 
     @overload
     def __call__(self, asked: Moment, /) -> bool: ...
@@ -101,7 +103,7 @@ class EveryMinutes:
     m: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "m", _minutes("EveryMinutes(m)", self.m))
+        object.__setattr__(self, "m", minutes_of("EveryMinutes(m)", self.m))
 
     @overload
     def __call__(self, asked: Moment, /) -> bool: ...
@@ -221,7 +223,7 @@ class Latest:
     n: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _count("Latest(n)", self.n))
+        object.__setattr__(self, "n", count_of("Latest(n)", self.n))
 
     def __call__(self, records: Records, /) -> Collection[int]:
         """The numbers of the steps to keep."""
@@ -245,9 +247,14 @@ class Best:
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _count("Best(metric, n)", self.n))
+        object.__setattr__(self, "n", count_of("Best(metric, n)", self.n))
         if not isinstance(self.metric, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Best(metric) takes a metric's name, not {self.metric!r}")
+        if HALVES.search(self.metric):  # the rule is stored with each step
+            raise ValueError(
+                f"Best(metric) takes a metric's name; {self.metric!r} holds half a character "
+                f"(a lone surrogate)"
+            )
         if self.mode not in ("min", "max"):
             raise ValueError(f"Best(mode=) is 'min' or 'max', not {self.mode!r}")
 
@@ -323,25 +330,3 @@ def signals_of(policies: Iterable[object]) -> frozenset[signal.Signals]:
     """
     asked = [policy for policy in policies if isinstance(policy, OnPreemption)] or [OnPreemption()]
     return frozenset(each for policy in asked for each in signals_named(policy.signals))
-
-
-def _count(what: str, n: object) -> int:
-    try:
-        count = whole(n)
-    except TypeError:
-        raise TypeError(f"{what} takes a number of steps, not {named(type(n).__name__)}") from None
-    if count < 1:
-        raise ValueError(f"{what} takes a number from 1 on, got {n}")
-    return count
-
-
-def _minutes(what: str, m: object) -> float:
-    if not isinstance(m, SupportsFloat) or isinstance(m, bool):
-        raise TypeError(f"{what} takes a number of minutes, not {named(type(m).__name__)}")
-    try:
-        minutes = float(m)
-    except OverflowError:
-        raise ValueError(f"{what} takes a number that a float holds") from None
-    if not minutes > 0:
-        raise ValueError(f"{what} takes more than 0 minutes, got {m}")
-    return m if isinstance(m, int) else minutes

@@ -18,6 +18,7 @@ from xckpt.core.run.policies import (
     SavePolicy,
     WhenIdle,
 )
+from xckpt.core.text.arguments import wrong_argument
 
 _OFTEN: Final = EveryMinutes(10)
 _NEWEST: Final = Latest(1)
@@ -35,6 +36,9 @@ class Temporary:
         save: when to save there; to these policies the last save is that in either root.
         keep: which of the steps there to keep. The newest always stays.
 
+    Raises:
+        TypeError: an argument is of another type.
+
     Example:
         >>> Temporary("/local/run", save=EveryMinutes(5)).keep
         (Latest(n=1),)
@@ -45,6 +49,8 @@ class Temporary:
     keep: KeepPolicy | Iterable[KeepPolicy] = _NEWEST
 
     def __post_init__(self) -> None:
+        if not isinstance(self.root, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise wrong_argument("Temporary", "root", "a path or URL", self.root)
         object.__setattr__(self, "save", save_policies("Temporary(save=)", self.save))
         object.__setattr__(self, "keep", keep_policies("Temporary(keep=)", self.keep))
 
