@@ -69,7 +69,7 @@ class CheckpointManager(RunReading):
             listings too: a step whose manifest takes more is neither listed nor deleted.
 
     Raises:
-        StorageError: the root cannot be listed, or is a checkpoint itself.
+        StorageError: the root cannot be listed, is a checkpoint itself, or lies below a file.
         PlanError: the ranks name different roots.
         TypeError, ValueError: an argument makes no sense; it is named. As any other error, every
             rank raises it, with the rank on which it was wrong.
@@ -186,6 +186,7 @@ class CheckpointManager(RunReading):
         Raises:
             XckptError: the save before has failed; nothing was begun.
             PlanError: the ranks are at different steps.
+            StorageError: this user may not write to the root; nothing was begun.
             TypeError, ValueError: on some rank ``step`` is not a step, a metric no number, or
                 ``metadata`` no dict or one with a key ``"run"``; nothing was begun.
         """

@@ -102,6 +102,7 @@ _IN_FOLDERS: Final = (
         "this file system lacks what a save needs, file locks among others: mount it with locks, "
         "or save elsewhere",
     ),
+    (r"Not a directory", "what lies above it is a file: choose another path"),
     (r"Stale file handle", "the file was replaced on the server: try again"),
 )
 

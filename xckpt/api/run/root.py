@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pathlib
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -99,12 +100,40 @@ class RunRoot:
         from xckpt.storage.copy_checkpoint import has_checkpoint
         from xckpt.storage.location import storage_errors
 
+        folder = self.location.folder
         with storage_errors(self.location):
-            if self.location.folder is not None and self.location.folder.is_file():
-                raise StorageError(f"{self.location} is a file; a run takes a folder")
+            there = None if folder is None else _nearest(folder)
+            if there is not None and not there.is_dir():
+                what = "is" if there == folder else f"lies below {there}, which is"
+                raise StorageError(f"{self.location} {what} a file; a run takes a folder")
         if has_checkpoint(self.location):
             raise PathError(
                 f"{self.location} is a checkpoint; a run takes the folder in which its steps lie"
+            )
+
+    def check_writable(self, name: str) -> None:
+        """Refuse to save a new step where this user may not write; folders in a bucket are unseen.
+
+        Args:
+            name: the folder name of the step; one that is there may be filled in place.
+
+        Raises:
+            StorageError: a local root cannot be written, or not be made.
+        """
+        from xckpt.storage.commit.exchange import may_write
+        from xckpt.storage.location import storage_errors
+
+        folder = self.location.folder
+        if folder is None:
+            return
+        with storage_errors(self.location):
+            there = _nearest(folder / name)
+            allowed = there == folder / name or may_write(there)
+        if not allowed:
+            raise StorageError(
+                f"{self.location}: no step can be saved, for this user may not write to {there}: "
+                f"check its permissions, and whether it is mounted read only, or name another "
+                f"root; to restore steps, reading it is enough"
             )
 
     def _own(self, record: StepRecord) -> StepRecord:
@@ -129,3 +158,8 @@ class RunRoot:
                 gc(str(self.location), older_than=None if ahead is None else LEFTOVERS + ahead)
         except XckptError as error:
             logger.warning("leftovers in %s were not removed: %s", self.location, error)
+
+
+def _nearest(folder: pathlib.Path) -> pathlib.Path:
+    """The folder, or else the nearest above it that is there, if only as a file."""
+    return next(each for each in (folder, *folder.parents) if each.exists())

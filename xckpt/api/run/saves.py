@@ -158,12 +158,12 @@ class RunSaves:
         """Begin to save in the background, as was decided; collective.
 
         Raises:
-            XckptError: the save before has failed; nothing was begun.
+            XckptError: the save before has failed, or the root cannot be written.
             TypeError: on some rank a metric is not a number, or the metadata are not a dict.
         """
         self.settle()
         rules = self.rules[decision.temporary]
-        made = partial(_recorded, step, metrics, metadata, decision, rules)
+        made = partial(_recorded, self.folder, step, metrics, metadata, decision, rules)
         record, kept = self._rounds.prepare(self._rounds.checked(step), made)
         self._warn_of_newer(record.number)
         base = self.bases.base_for(temporary=decision.temporary)
@@ -259,12 +259,18 @@ class RunSaves:
 
 
 def _recorded(
-    step: object, metrics: object, metadata: JSONValue, decision: Decision, rules: Rules
+    folder: RunFolder,
+    step: object,
+    metrics: object,
+    metadata: JSONValue,
+    decision: Decision,
+    rules: Rules,
 ) -> tuple[StepRecord, JSONValue]:
     """What is known of a step that is saved, and how it is written.
 
     Raises:
         TypeError, ValueError: an argument makes no sense; it is named.
+        StorageError: the root cannot be written.
     """
     number = checked_step(step)
     record = StepRecord(
@@ -275,7 +281,10 @@ def _recorded(
         temporary=decision.temporary,
         keep=rule_texts(rules.keep),
     )
-    return record, run_metadata(record, metadata)
+    saved = record, run_metadata(record, metadata)
+    if folder.is_coordinator:
+        folder.root_of(record).check_writable(record.name)
+    return saved
 
 
 def _bytes_of(saved: Metadata) -> int:

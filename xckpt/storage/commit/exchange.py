@@ -18,7 +18,13 @@ def can_rename(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if Path.cwd().is_relative_to(folder):
             return False  # this process would stand in a deleted folder
-    return not folder.is_mount() and os.access(folder.parent, os.W_OK)
+    return not folder.is_mount() and may_write(folder.parent)
+
+
+def may_write(folder: Path) -> bool:
+    """Whether this process may make names in a folder, as the user that it acts as."""
+    effective = os.access in os.supports_effective_ids
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=effective)
 
 
 def can_exchange(folder: Path) -> bool:
