@@ -123,10 +123,7 @@ def _supervise(command: Command) -> int:
 
 def _save(command: Command, saver: int, writing: int) -> None:
     """Save state after state, and report each; never returns."""
-    if command.place == "generation":
-        staging.can_exchange = lambda folder: False
-    if command.place == "in place":
-        staging.can_rename = lambda folder: False
+    commit_by(command.place)
     if command.operation:
         _die_before(command.operation)
     code = 0
@@ -142,6 +139,14 @@ def _save(command: Command, saver: int, writing: int) -> None:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
         code = 1
     os._exit(code)
+
+
+def commit_by(place: str) -> None:
+    """Have this process's saves commit in a way of `PLACES`."""
+    if place == "generation":
+        staging.can_exchange = lambda folder: False
+    if place == "in place":
+        staging.can_rename = lambda folder: False
 
 
 def _die_before(operation: int) -> None:

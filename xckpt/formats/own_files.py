@@ -80,7 +80,10 @@ def own_files(path: str | os.PathLike[str]) -> OwnFiles:
     """
     format = detect(path)
     if format not in _FILES:
-        raise NotACheckpointError(f"{path} is a checkpoint of xckpt")
+        raise NotACheckpointError(
+            f"{path} held no checkpoint when this call began, and one of xckpt has been committed "
+            f"there since; nothing was touched: call again"
+        )
     place = find_path(path)
     if not isinstance(place, Path):
         raise StorageError(

@@ -48,6 +48,8 @@ def what_is_there(folder: Path) -> str:
     if meant:
         return meant
     names = sorted(_names(folder))
+    if MANIFEST in names:
+        return "a save has committed one there just now; load it again"
     unread = next(filter(None, map(unread_format, names)), "")
     if unread:
         return f"{unread}; {MANIFEST} is not there either"
@@ -78,6 +80,8 @@ def what_keys_are_there(location: Location) -> str:
         'there is no xckpt.json in it; check the path, or whether the save finished'
     """
     keys = _keys(location)
+    if MANIFEST in keys:
+        return "a save has committed one there just now; load it again"
     steps = _steps_among(keys)
     if steps:
         return _holds(steps, location.child(steps[-1]))

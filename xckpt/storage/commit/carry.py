@@ -90,8 +90,11 @@ def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:
 
 
 def _foreign(folder: Path, at: str, own: OwnKeys) -> Iterator[str]:
-    with os.scandir(folder / at) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+    try:
+        with os.scandir(folder / at) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return  # it was removed just now
     if at and not entries and not (own.is_group(at) or own.is_array(at) or own.owns(at)):
         yield at
     for entry in entries:
@@ -147,7 +150,8 @@ def carry(old: Path, new: Path) -> None:
             f"{old} holds files of the names that the new checkpoint needs: {_some(clashing)}; "
             f"nothing there was touched: move them away, or save elsewhere"
         )
-    shutil.copymode(old, new)
+    with contextlib.suppress(FileNotFoundError):  # it was removed just now
+        shutil.copymode(old, new)
     for folder in sorted(synced, reverse=True):
         sync_folder(folder)
 

@@ -108,8 +108,7 @@ class KeyStaging:
             _sync(self)
             store = open_store(self.target)
             # Listed before the commit: keys that others write after it must not be touched.
-            replaced = self.replaced(store)
-            replaced += self._note_replaced(store)
+            replaced = [*self.replaced(store), *self._note_replaced(store)]
             if self.target.folder is not None:
                 empty_stale_lock(self.target.folder, MANIFEST)
             if self.claim is not None and self.target.folder is None:
@@ -164,11 +163,10 @@ class KeyStaging:
 
     def _keys(self, store: ts.KvStore) -> list[str]:
         """The keys at the path; of a local folder also its folders."""
-        folder = self.target.folder
-        if folder is None:
-            listing, self.listing = self.listing, None
-            return [key.decode() for key in answer(listing or store.list(), self.target)]
-        return names_below(folder)
+        if self.target.folder is not None:
+            return names_below(self.target.folder)
+        listing, self.listing = self.listing, None
+        return [key.decode() for key in answer(listing or store.list(), self.target)]
 
     def _note(self, store: ts.KvStore) -> None:
         """Begin to copy the old manifest, if a later save needs it to clean up after a kill."""
@@ -208,16 +206,18 @@ class KeyStaging:
         own = self.location.folder
         if self.step is Step.GENERATION and own is not None:
             shutil.rmtree(own, ignore_errors=True)
-            own.parent.rmdir()
+            _delete_now(store, self.target, [GENERATIONS])  # unless another's lies there
         elif self.step is Step.GENERATION:
-            below = f"{self.root}/"
-            listed = [key for key in self._listed(store) if key.startswith(below)]
+            listed = [key for key in self._listed(store) if key.startswith(f"{self.root}/")]
             self.delete(store, listed, _written(self))
-        elif self.claim is not None and self.claim.is_held(store, self.target):
+        elif self.claim is not None:
             # All keys that look like ours are ours, except a committed manifest and its generation.
             listed = own_among(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
-            if not self.delete(store, listed, _written(self)) and self.unlisted is None:
-                self.claim.release(store, self.target)
+            if self.claim.is_held(store, self.target):
+                if not self.delete(store, listed, _written(self)) and self.unlisted is None:
+                    self.claim.release(store, self.target)
+            elif listed:  # it was written after another cleared the path: the next save removes it
+                write_if(store, CLAIM, self.claim.text, self.seen, self.target)
         if self.unlisted is not None:
             packs = posixpath.join(self.root, PACKS)
             note_left(self.target, {packs: 0}, self.unlisted, failed=True)

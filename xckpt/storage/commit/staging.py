@@ -76,15 +76,14 @@ class StagedFolder:
             CheckpointExistsError: the name was taken by something else meanwhile.
             OSError: the system refused.
         """
-        if step is Step.EXCHANGE:
-            exchange(self.named, self.target)
-        else:
-            try:
-                os.rename(self.named, self.target)
-            except OSError as error:
-                if self.target.exists():
-                    raise taken_meanwhile(self.target) from error
+        try:
+            (exchange if step is Step.EXCHANGE else os.rename)(self.named, self.target)
+        except OSError as error:
+            if self.target.exists() == (step is Step.EXCHANGE):
                 raise
+            if step is Step.EXCHANGE:
+                return self.take_name(Step.RENAME)  # what was there has been deleted meanwhile
+            raise taken_meanwhile(self.target) from error
         sync_folder(self.target.parent)
         self.remove_replaced()
         self.release()
