@@ -28,6 +28,8 @@ NUMBERS = st.booleans() | st.integers() | st.floats() | st.complex_numbers()
 @example(2**80, "int4")
 @example(10**400, "bfloat16")
 @example(2**80, "float64")
+@example(1.5e308 + 1.5e308j, "complex64")  # its absolute value is no float
+@example(1.5e308 + 1.5e308j, "complex128")
 def test_what_an_array_takes_it_gives_back(value: complex, dtype: str) -> None:
     kind = type(value).__name__
     if number_difference(kind, dtype, cast=True):

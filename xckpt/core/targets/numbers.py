@@ -18,7 +18,7 @@ array. The kinds are ``bool``, ``int``, ``float`` and ``complex``; the rules:
 
 from __future__ import annotations
 
-import math
+import cmath
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -172,12 +172,7 @@ def as_element(value: Number, dtype: str, name: str, *, rounds: bool) -> NDArray
         raise _changed(name, value, dtype) from None
     if not _same(back, value):
         is_float = number_kind(dtype) in ("float", "complex")
-        if (
-            not is_float
-            or not math.isfinite(abs(value))
-            or not math.isfinite(abs(back))
-            or not back
-        ):
+        if not (is_float and back and cmath.isfinite(value) and cmath.isfinite(back)):
             raise _changed(name, value, dtype)
         if not rounds:
             raise _changed(name, value, dtype, " exactly; cast=True rounds it")
