@@ -1,12 +1,15 @@
-"""Files by which processes of a test say how far they are."""
+"""Files by which processes of a test say how far they are, and deeds at a collective."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 SECONDS = 60
 """Seconds that a sign is waited for."""
@@ -44,3 +47,20 @@ def continue_after(note: Path, rank: int, others: Iterable[int]) -> None:
     for other in others:
         await_sign(note.parent / f"ended {other}")
     os.kill(int(note.read_text().split()[1]), signal.SIGCONT)
+
+
+def act_before(kind: type, number: int, act: Callable[[], object]) -> pytest.MonkeyPatch:
+    """Have this process do something before a kind of group's collective of a number, from 0 on."""
+    patch, count = pytest.MonkeyPatch(), iter(range(1 << 30))
+
+    def wrapped(method: Any) -> Any:
+        def taking_part(self: object, *args: Any) -> Any:
+            if next(count) == number:
+                act()
+            return method(self, *args)
+
+        return taking_part
+
+    for name in ("gather", "scatter", "broadcast"):
+        patch.setattr(kind, name, wrapped(getattr(kind, name)))
+    return patch
