@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import xckpt
 from tests.support.ranks import Ranks, die
-from tests.support.signs import continue_after, seconds_since, stop_here
+from tests.support.signs import act_before, continue_after, seconds_since, stop_here
 from tests.support.time_limit import ALLOWANCE
 from xckpt.engine.ranks.star import Star
 from xckpt.errors import XckptError
@@ -37,28 +37,11 @@ def call(what: str, path: Path, group: Any) -> tuple[str, list[int]]:
     return "", []
 
 
-def act_before(number: int, act: Callable[[], object]) -> pytest.MonkeyPatch:
-    """Have this process do something before its collective of a number, from 0 on."""
-    patch, count = pytest.MonkeyPatch(), iter(range(1 << 30))
-
-    def wrapped(method: Any) -> Any:
-        def taking_part(self: Star, *args: Any) -> Any:
-            if next(count) == number:
-                act()
-            return method(self, *args)
-
-        return taking_part
-
-    for name in ("gather", "scatter", "broadcast"):
-        patch.setattr(Star, name, wrapped(getattr(Star, name)))
-    return patch
-
-
 def on_rank_that_stops(rank: int, what: str, victim: int, number: int, path: Path) -> Any:
     group: Any = dist.new_group()
     note = path / "stopped"
     dist.barrier()
-    patch = act_before(number, lambda: stop_here(note)) if rank == victim else None
+    patch = act_before(Star, number, lambda: stop_here(note)) if rank == victim else None
     text, named = call(what, path, group)
     if patch is not None:
         patch.undo()
@@ -104,7 +87,7 @@ def test_a_rank_that_stops_before_any_collective_is_named(
 
 def on_rank_that_dies(rank: int, what: str, number: int, path: Path) -> Any:
     if rank == 0:
-        act_before(number, die)
+        act_before(Star, number, die)
     return call(what, path, None)
 
 
