@@ -18,7 +18,10 @@ def can_rename(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if Path.cwd().is_relative_to(folder):
             return False  # this process would stand in a deleted folder
-    return not folder.is_mount() and may_write(folder.parent)
+    try:
+        return not folder.is_mount() and may_write(folder.parent)
+    except FileNotFoundError:
+        return True  # another process has just deleted it
 
 
 def may_write(folder: Path) -> bool:

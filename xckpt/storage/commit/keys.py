@@ -1,16 +1,14 @@
 """A save that is staged among keys and committed by a conditional write of the manifest.
 
-Object stores and ``memory://`` rename nothing, and some local folders cannot be renamed (a mount
-point).
+Object stores and ``memory://`` rename nothing, and a mount point cannot be renamed.
 
 1. At a free path the save creates `CLAIM` and writes there. At a checkpoint it writes to
    ``.generations/ID`` beside the old data; in a bucket that has a claim too. There the claim stays
    until the data goes: a request may be repeated and come late, and no other claim may succeed.
 2. `KeyStaging.publish` writes the manifest on the condition that it is still what was seen at the
    beginning. The keys to delete are listed before: any save that was writing them began before this
-   commit and cannot commit after it. Only keys that the old manifest implies or that lie in
-   generations are deleted; all others are the user's and stay. A save that is killed while it
-   deletes leaves the old manifest in `REPLACED`, which is deleted last.
+   commit and cannot commit after it. Only keys of the old manifest and of generations are deleted:
+   others are the user's. A save that is killed then leaves the old manifest in `REPLACED`.
 3. If the storage does not say whether it wrote the manifest (`xckpt.storage.commit.conditional`)
    nothing that the manifest names is removed: it may still be written.
 """
@@ -303,8 +301,7 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
         seen = answer(store.read(MANIFEST), target)
         claimed = answer(store.read(CLAIM), target).state == "value"
     found = find_keys(store, target, keys, committed=seen.state == "value", claimed=claimed)
-    step = decide(target, found, Place.KEYS, overwrite=overwrite)
-    absent = seen.stamp.generation
+    step, absent = decide(target, found, Place.KEYS, overwrite=overwrite), seen.stamp.generation
     if step is Step.GENERATION:
         return _claim_beside(_beside(target, seen, planned), store, seen)
     claim = KeyClaim.of(CLAIM, new_identity())
@@ -312,6 +309,9 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
     generation = write_if(store, CLAIM, claim.text, absent, target)
     if not generation:
         raise CheckpointExistsError(f"{target}: another save has just begun here")
+    if not target.bucket and answer(store.read(MANIFEST), target).state == "value":
+        claim.release(store, target)  # another save has committed, and its claim is gone
+        return begin_keys(target, planned, overwrite=overwrite)
     check_listing(store, target, generation)
     return KeyStaging(step, target, target, absent, claim=claim, planned=planned)
 

@@ -345,4 +345,6 @@ def _find_folder(folder: Path) -> Found:
         return Found.CHECKPOINT
     if (folder / CLAIM).exists() or (folder / GENERATIONS).exists():
         return Found.UNFINISHED  # it was filled in place, as a mount point is
-    return Found.FOREIGN if any(folder.iterdir()) else Found.NOTHING
+    with contextlib.suppress(FileNotFoundError):  # another process may have just deleted it
+        return Found.FOREIGN if any(folder.iterdir()) else Found.NOTHING
+    return Found.NOTHING
