@@ -161,8 +161,16 @@ def commit_by(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
         monkeypatch.setattr(staging, ability, lambda folder: False)
 
 
+EVERY = [
+    pytest.param(*each, other, True, marks=pytest.mark.thorough)
+    for each in CALLS
+    for other in OTHERS
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "place", "old", "other"), [(*each, other) for each, other in CALLS.items()]
+    ("name", "place", "old", "other", "every"),
+    [*((*each, other, False) for each, other in CALLS.items()), *EVERY],
 )
 def test_a_call_between(
     paused: Paused,
@@ -172,30 +180,14 @@ def test_a_call_between(
     place: str,
     old: bool,
     other: str,
+    every: bool,
 ) -> None:
-    """Some operations."""
+    """Some operations, or every one with every other call."""
     commit_by(monkeypatch, place)
     few = not old and name in ("delete", "load")
-    operations = range(2, 1000, 2 if few else STEP)
-    assert check_each(paused, folder, (name, place, old, other), operations) >= 1
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize(("name", "place", "old"), CALLS)
-def test_any_call_between(
-    paused: Paused,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    place: str,
-    old: bool,
-    other: str,
-) -> None:
-    """Every operation, and every other call."""
-    commit_by(monkeypatch, place)
-    operations = range(1, 1000)
-    assert check_each(paused, folder, (name, place, old, other), operations) > 3
+    some = range(2, 1000, 2 if few else STEP)
+    tried = check_each(paused, folder, (name, place, old, other), range(1, 1000) if every else some)
+    assert tried > 3 if every else tried >= 1
 
 
 def check_each(

@@ -14,6 +14,7 @@ import pytest
 import xckpt
 from tests.support.servers import environment, gcs, s3
 from tests.support.states import LAYOUTS, everything, expected, same
+from tests.support.stored import keys, step_at
 from tests.support.time_limit import ALLOWANCE
 from xckpt.core.commit import Step
 from xckpt.storage.commit.staging import begin
@@ -29,16 +30,6 @@ NEW = {"w": np.arange(20), "step": 2}
 def url(request: pytest.FixtureRequest) -> str:
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
     return f"{request.getfixturevalue(request.param)}/{name}"
-
-
-def keys(url: str) -> list[str]:
-    return sorted(key.decode() for key in open_store(Location.parse(url)).list().result())
-
-
-def step_at(url: str) -> object:
-    checkpoint = xckpt.open(url)
-    assert checkpoint.verify() == []
-    return checkpoint["step"]
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ from tests.support.faulty_bucket import (
     never,
 )
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
+from tests.support.stored import keys
 from tests.support.time_limit import ALLOWANCE
 from xckpt.cli.commands import commands
 from xckpt.convert import convert
-from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
@@ -49,10 +49,6 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
     xckpt.save(f"{found.url}/there", STATE, overwrite=True)
     yield found
     found.fault = never
-
-
-def keys(url: str) -> list[str]:
-    return sorted(key.decode() for key in open_store(Location.parse(url)).list().result())
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 import xckpt
 from tests.conformance.crash.holding import Holding
+from tests.support.stored import keys, step_at
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location, open_store
 
@@ -24,16 +25,6 @@ _numbers = itertools.count()
 @pytest.fixture
 def url(bucket: Holding) -> str:
     return f"{bucket.url}/{next(_numbers)}"
-
-
-def keys(url: str) -> list[str]:
-    return sorted(key.decode() for key in open_store(Location.parse(url)).list().result())
-
-
-def step_at(url: str) -> object:
-    checkpoint = xckpt.open(url)
-    assert checkpoint.verify() == []
-    return checkpoint["step"]
 
 
 @pytest.mark.parametrize("key", [CLAIM, MANIFEST, "0", *OTHERS])

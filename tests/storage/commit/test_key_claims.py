@@ -11,6 +11,7 @@ import pytest
 
 import xckpt
 from tests.support.servers import bucket, environment, gcs
+from tests.support.stored import keys, step_at
 from xckpt.storage.commit import collect_keys, conditional, remove, staging
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.remove import Pace, hide_checkpoint
@@ -29,16 +30,6 @@ def url(request: pytest.FixtureRequest) -> str:
     scheme = {"memory": "memory", "bucket": "s3", "gcs": "gs"}[request.param]
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
     return f"{scheme}://bucket/{name}"
-
-
-def keys(url: str) -> list[str]:
-    return sorted(key.decode() for key in open_store(Location.parse(url)).list().result())
-
-
-def step_at(url: str) -> object:
-    checkpoint = xckpt.open(url)
-    assert checkpoint.verify() == []
-    return checkpoint["step"]
 
 
 def once_before(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, act: Callable[[], object]):

@@ -11,6 +11,7 @@ import pytest
 import xckpt
 from tests.support.faulty_bucket import Answer, Faults, FaultyBucket, Request, never
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
+from tests.support.stored import keys
 from xckpt.core.manifest.own_keys import object_sizes
 from xckpt.storage.location import Location, open_store
 
@@ -25,10 +26,6 @@ def bucket(request: pytest.FixtureRequest) -> FaultyBucket:
     found.fault = never
     found.name = re.sub(r"\W", "-", request.node.name)
     return found
-
-
-def keys(url: str) -> list[str]:
-    return sorted(key.decode() for key in open_store(Location.parse(url)).list().result())
 
 
 def only(status: int, code: str, when: str) -> Faults:

@@ -14,6 +14,7 @@ import pytest
 import tensorstore as ts
 
 import xckpt
+from tests.support.stored import keys
 from xckpt.core.commit import Found, Step
 from xckpt.storage import ZarrStorageWriter
 from xckpt.storage.commit import folder as folder_module
@@ -34,10 +35,6 @@ def step_at(path: str | Path) -> object:
 
 def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
-
-
-def keys(url: str) -> list[str]:
-    return sorted(key.decode() for key in open_store(Location.parse(url)).list().result())
 
 
 @pytest.fixture(params=["file", "generation", "memory"])
