@@ -49,7 +49,7 @@ def calls_of(call: Callable[[], object]) -> int:
 
 def test_a_save_takes_little_memory_for_a_leaf(tmp_path: Path) -> None:
     peaks: list[int] = []
-    for size in (4, 4, 2000):  # the first fills what is kept between calls
+    for size in (2000, 4, 2000):  # the first imports, and fills what is kept between calls
         state = {"layer": {f"w{n}": np.full(4 + n % 3, n, np.float32) for n in range(size)}}
         tracemalloc.start()
         try:

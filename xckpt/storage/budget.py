@@ -9,8 +9,7 @@
 5. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
    them busy, and Python threads would only compete for the interpreter.
 6. `SizedItems` are what a save writes, by the bytes that they take of the budget.
-7. `Access` says how often and how long a storage is asked; `xckpt.storage.location.answer` waits by
-   it.
+7. `Access` says how often and how long a storage is asked (`xckpt.storage.location.answer`).
 """
 
 from __future__ import annotations
@@ -273,8 +272,7 @@ Watcher = Callable[[Progress], None] | bool | None
 
 
 class ProgressCounter:
-    """Counts bytes, or files, from several threads; a callback gets the progress, one call at a
-    time.
+    """Counts bytes, or files, from several threads; the callback gets one call at a time.
 
     Example:
         >>> counter = ProgressCounter(8, print)
@@ -344,7 +342,9 @@ class SizedItems:
 
     def chosen(self, numbers: Int64s) -> Iterator[tuple[int, WriteItem]]:
         """The bytes of the items with these numbers, and the items, in their order."""
-        items, one_by_one = self._items, numbers.data
-        columns = isinstance(items, WriteItems)
-        chosen = items.chosen(numbers) if columns else map(items.__getitem__, one_by_one)
+        items = self._items
+        if isinstance(items, WriteItems):
+            chosen = items.chosen(numbers)
+        else:
+            chosen = (items[number] for number in numbers.data)
         return zip(self.sizes[numbers].data, chosen, strict=True)
