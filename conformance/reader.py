@@ -12,7 +12,6 @@ import base64
 import hashlib
 import json
 import re
-import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, product
@@ -151,19 +150,23 @@ class Checkpoint:
         for name, leaf in self.leaves.items():
             self.arrays[name] = list(arrays_of(leaf, self.manifest.get("codecs") or [], count))
             count += sum(prod(array["counts"]) for array in self.arrays[name])
-        self.digests = read_file(self.root / "xckpt.digests", 16 * count)
-        whole = xxhash.xxh3_128_hexdigest(self.digests) == self.manifest["digests"]
-        need(whole and len(self.digests) == 16 * count, "xckpt.digests: altered")
+        self.digests = self.read_side("xckpt.digests", "digests", 16 * count)
         for array in filter(self.is_packed, chain(*self.arrays.values())):
             array["place"] = placed
             placed += prod(array["counts"])
-        self.places = b""
-        if placed or self.packs or self.manifest.get("places"):
+        self.places = base64.b64decode(self.manifest.get("inline_places") or "")
+        if placed or self.packs or self.places or self.manifest.get("places"):
             need(0 < self.packs <= placed, "no packs, or more than chunks in them")
             size = 16 * (self.packs + placed)
-            self.places = read_file(self.root / "xckpt.packs/places", size)
-            whole = xxhash.xxh3_128_hexdigest(self.places) == self.manifest.get("places")
-            need(whole and len(self.places) == size, "xckpt.packs/places: altered")
+            self.places = self.places or self.read_side("xckpt.packs/places", "places", size)
+            need(len(self.places) == size, "the manifest has places of other chunks")
+
+    def read_side(self, key: str, field: str, size: int) -> bytes:
+        """A file beside the manifest, which has its digest (7.6, 8)."""
+        content = read_file(self.root / key, size)
+        whole = xxhash.xxh3_128_hexdigest(content) == self.manifest.get(field)
+        need(whole and len(content) == size, f"{key}: altered")
+        return content
 
     def is_packed(self, array: Json) -> bool:
         """Whether an array's chunks lie in packs (7.6)."""
@@ -172,7 +175,7 @@ class Checkpoint:
 
     def place(self, number: int) -> tuple[int, int]:
         """The pack and the offset of a packed chunk (7.6)."""
-        pack, offset = struct.unpack_from("<QQ", self.places, 16 * (self.packs + number))
+        pack, offset = np.frombuffer(self.places, "<u8", 2, 16 * (self.packs + number)).tolist()
         need(pack < self.packs, f"there is no pack {pack}")
         return pack, offset
 
@@ -225,13 +228,10 @@ class Checkpoint:
         """The elements of a chunk that lies in a pack (7.6)."""
         pack, offset = self.place(array["place"] + number)
         path = self.root / "xckpt.packs" / self.places[16 * pack : 16 * pack + 16].hex()
-        need(path.is_file(), f"{path}: missing, or no plain file")
         dtype = DTYPES[array["document"]["data_type"]].newbyteorder("<")
-        with path.open("rb") as file:
-            file.seek(offset)
-            content = file.read(prod(sizes) * dtype.itemsize)
-        need(len(content) == prod(sizes) * dtype.itemsize, f"{path}: too short")
-        return np.frombuffer(content, dtype).reshape(sizes)
+        end = offset + prod(sizes) * dtype.itemsize
+        need(path.is_file() and path.stat().st_size >= end, f"{path}: missing, or too short")
+        return np.fromfile(path, dtype, prod(sizes), offset=offset).reshape(sizes)
 
     def open(self, array: Json) -> zarr.Array:
         """An array of zarr-python's, which knows no extended types (9)."""

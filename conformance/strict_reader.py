@@ -57,6 +57,7 @@ NULLABLE = {"chunk", "shard", "pieces", "sharding", "placements", "spec", "dimen
 MANIFEST = {"leaves": [dict], "digests": str, "root?": str, "codecs?": [str]}
 MANIFEST |= {"containers?": dict, "user?": object, "planner?": object, "zarr_json?": int}
 MANIFEST |= {"pack_bytes?": int, "packs?": int, "places?": str, "cuts?": [CUT]}
+MANIFEST |= {"inline_places?": str}
 MANY_PIECES = 1 << 16
 """Of more pieces the root has no consolidated metadata (7.4)."""
 LACKING = (
@@ -166,7 +167,18 @@ def read_body(text: bytes) -> Json:
     cuts = [leaf["pieces"] for leaf in body["leaves"] if leaf.get("pieces") is not None]
     need(all(cut < len(counts) for cut in cuts), "no such cut")
     need(sum(counts[cut] for cut in cuts) <= 1 << 24, "more pieces than there may be")
+    inline, is_file = unpacked(body.get("inline_places", "")), bool(body.get("places"))
+    need(len(inline) <= 1 << 16 and not (inline and is_file), "places twice, or too many")
+    need(body.get("packs", 0) or not (inline or is_file), "places, but no packs")
     return body
+
+
+def unpacked(text: str) -> bytes:
+    """The bytes that stand in a field in base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise Broken(f"no base64: {error}") from error
 
 
 def count_pieces(cut: Json) -> int:
@@ -174,10 +186,7 @@ def count_pieces(cut: Json) -> int:
     columns = [
         cut[name] for name in ("offset", "shape", "chunk", "shard") if cut.get(name) is not None
     ]
-    try:
-        lengths = {len(base64.b64decode(column, validate=True)) for column in columns}
-    except ValueError as error:
-        raise Broken(f"a column of a cut: {error}") from error
+    lengths = {len(unpacked(column)) for column in columns}
     length, rank = lengths.pop(), cut["rank"]
     need(not lengths and 1 <= rank <= 32 and length % (8 * rank) == 0, "columns of a cut")
     return length // (8 * rank)

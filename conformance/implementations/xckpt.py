@@ -193,7 +193,8 @@ class Xckpt:
         packs = [name for name in found if name.startswith(f"{PACKS}/")]
         if packs:
             # Other ranks make other packs of the same chunks, whose digests are compared.
-            manifest = replace(parse(found[MANIFEST], digest_bytes), packs=0, places="")
+            manifest = parse(found[MANIFEST], digest_bytes)
+            manifest = replace(manifest, packs=0, places="", inline_places=b"")
             found[MANIFEST] = msgspec.json.encode(manifest)
         return {name: content for name, content in found.items() if name not in packs}
 

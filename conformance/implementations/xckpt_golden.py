@@ -14,7 +14,7 @@ import base64
 import struct
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +41,7 @@ from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.tree import flatten
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.location import Location, open_store
+from xckpt.storage.packs import write_packs
 
 __all__ = ["READERS", "Recipe", "XckptReader", "checkpoints", "describe", "write"]
 
@@ -114,6 +115,8 @@ class Recipe:
     """A state that was saved there before, and overwritten without an exchange of folders."""
     tiny: bool = False
     """Objects of some bytes are cut for other readers too."""
+    places: bool = False
+    """A short table of places is a file too."""
 
 
 class _TellingPlanner(DefaultSavePlanner):
@@ -185,6 +188,7 @@ def checkpoints() -> dict[str, Recipe]:
     """Every golden checkpoint of version 1, by the name of its folder."""
     several = _several()
     small = xckpt.SaveOptions(chunk_bytes=96)
+    packed = xckpt.SaveOptions(chunk_bytes=1600, pack_bytes=400)
     return {
         "dtypes": Recipe("every element type, with unusual bit patterns", _dtypes()),
         "regular": Recipe("arrays of several chunks, of none, of 0 to 5 dimensions", several,
@@ -217,6 +221,10 @@ def checkpoints() -> dict[str, Recipe]:
         "dimension-names": Recipe("named dimensions", *_pieces(even=several["even"]),
                                   options=xckpt.SaveOptions(chunk_bytes=384, dimension_names={
                                       "even": ("embed", "naïve"), "table": ("d3", "rows")})),
+        "packed": Recipe("small chunks in packs, and their places in the manifest",
+                         *_packed(), options=packed),
+        "packed-places": Recipe("the same with a file of places", *_packed(), options=packed,
+                                places=True),
         "leaf": Recipe("a state that is one array", numbers((5,), "int16")),
         "empty": Recipe("a state without leaves", {}),
     }  # fmt: skip
@@ -251,6 +259,13 @@ def _pieces(**others: object) -> tuple[Mapping[str, object], Mapping[str, object
     }
     expected = {"table": table, "columns": columns, "block": block}
     return state | others, expected | others
+
+
+def _packed() -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """The first leaves are in no pack: a twin whose manifest names them otherwise lacks them."""
+    large = {name: numbers((20, 20), seed=seed) for seed, name in enumerate(["first", "second"])}
+    state, expected = _pieces(**_several())
+    return {**large, **state}, {**large, **expected}
 
 
 def _values() -> tuple[dict[str, object], dict[str, object]]:
@@ -318,7 +333,11 @@ def write(recipe: Recipe, path: Path) -> None:
     planner = None if recipe.planner_data is None else _TellingPlanner(recipe.planner_data)
     if recipe.before is None:
         least = dict.fromkeys(("LEAST_SHARD", "LEAST_CHUNK", "LEAST_ROW"), 1)
-        with mock.patch.multiple(inner, **least) if recipe.tiny else nullcontext():
+        with ExitStack() as patched:
+            if recipe.tiny:
+                patched.enter_context(mock.patch.multiple(inner, **least))
+            if recipe.places:
+                patched.enter_context(mock.patch.object(write_packs, "INLINE_BYTES", 0))
             xckpt.save(
                 path,
                 recipe.state,

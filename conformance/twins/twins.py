@@ -67,6 +67,12 @@ class _Place:
     padding: frozenset[int] | None = None
     """Positions of bytes that hold no element; None if it is not known which do."""
 
+    @property
+    def longer(self) -> Bar:
+        """What a reader may do if there is more behind it: a pack holds what no chunk needs."""
+        pack = self.file.parent.name == "xckpt.packs" and self.file.name != "places"
+        return Bar.PADDING if pack else self.bar
+
 
 def chunk_files(checkpoint: Path) -> dict[Path, dict[str, Any]]:
     """Each chunk's file, and the ``zarr.json`` of its array; both relative to the checkpoint."""
@@ -176,8 +182,9 @@ def _resized(place: _Place, content: bytes) -> Iterator[Twin]:
         "turned by a byte": content[1:] + content[:1],
     }
     for name, other in others.items():
+        bar = place.longer if other.startswith(content) else place.bar
         if other != content:
-            yield Twin(f"{place.file}: {name}", _written(place, other), place.bar)
+            yield Twin(f"{place.file}: {name}", _written(place, other), bar)
 
 
 def _replaced(place: _Place) -> Iterator[Twin]:
@@ -191,7 +198,8 @@ def _replaced(place: _Place) -> Iterator[Twin]:
         ("a link to a device", partial(_link, "/dev/zero")),
         ("a giant", partial(_giant, GIANT)),
     ):
-        yield Twin(f"{place.file}: {name}", partial(damage, file=place.file), place.bar)
+        bar = place.longer if name == "a giant" else place.bar
+        yield Twin(f"{place.file}: {name}", partial(damage, file=place.file), bar)
     if place.file.name == "xckpt.json":
         damage = partial(_giant, LARGEST_MANIFEST, file=place.file)
         yield Twin(f"{place.file}: 2 GiB long", damage, place.bar)

@@ -10,7 +10,8 @@ import msgspec
 from xckpt.core.dtypes import DTYPES, EXTENDED
 from xckpt.core.manifest.codec import FORMAT, VERSION
 from xckpt.core.manifest.decode import ManifestText
-from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN, PACKED
+from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN
+from xckpt.core.manifest.packs import PACKED
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.viewer.model import Page, ProgressShown, TextShown
 from xckpt.viewer.values import PlaneValues

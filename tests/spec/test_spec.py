@@ -24,7 +24,7 @@ from tests.support.states import LAYOUTS, everything
 from xckpt.core import tree
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.core.manifest import codec as manifest_module
-from xckpt.core.manifest import rules
+from xckpt.core.manifest import packs, rules
 from xckpt.core.manifest.codec import encode
 from xckpt.core.manifest.entries import Manifest, array_metadata, documents
 from xckpt.core.names import join_keys, split_name
@@ -189,6 +189,7 @@ def test_the_limits_are_the_code_s() -> None:
         "chunk, zarr shard": f"{rules.MAX_CHUNK_BYTES:,} bytes",
         "chunks of a checkpoint": f"{rules.MAX_CHUNKS:,}",
         "packs of a checkpoint, and no more than packed chunks": f"{rules.MAX_CHUNKS:,}",
+        "table of places in the manifest": f"{packs.INLINE_BYTES:,} bytes",
         "chunk of a packed array": f"{rules.MAX_PACK_BYTES:,} bytes",
         "components of a name": f"{tree.DEEPEST}",
     }

@@ -33,8 +33,9 @@ ODD: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture
-def packed(tmp_path: Path) -> Path:
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint with a file of digests and a file of places."""
+    monkeypatch.setattr("xckpt.storage.packs.write_packs.INLINE_BYTES", 0)
     path = tmp_path / "ckpt"
     options = xckpt.SaveOptions(chunk_bytes=8, pack_bytes=1 << 20)
     xckpt.save(path, {"w": np.arange(400.0)}, options=options)

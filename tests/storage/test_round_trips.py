@@ -55,13 +55,19 @@ def trips(
     return [request.kind for request in chain]
 
 
-@pytest.mark.parametrize("options, most", [(PLAIN, 2), (PACKED, 3)])
-def test_a_load(bucket: CountedBucket, options: xckpt.SaveOptions, most: int) -> None:
+@pytest.mark.parametrize("options", [PLAIN, PACKED])
+def test_a_load(bucket: CountedBucket, options: xckpt.SaveOptions) -> None:
+    """The manifest, and then all else at once: it says where packed chunks lie."""
     xckpt.save(URL, STATE, options=options)
     bucket.delay = DELAY
-    assert len(trips(bucket, lambda: xckpt.load(URL), most)) <= most
-    part = trips(bucket, lambda: xckpt.open(URL).array("w3")[100:200], most)
-    assert len(part) <= most
+    for call in (
+        lambda: xckpt.load(URL),
+        lambda: xckpt.open(URL).array("w3")[:],
+        lambda: xckpt.open(URL).array("w3")[100:200],
+        lambda: xckpt.load(URL, select=["w3", "w17"]),
+        lambda: xckpt.load_into(URL, {name: np.empty_like(leaf) for name, leaf in STATE.items()}),
+    ):
+        assert len(trips(bucket, call, 2)) <= 2
     assert same(xckpt.load(URL))
     assert np.array_equal(xckpt.open(URL).array("w3")[100:200], STATE["w3"][100:200])
 
@@ -72,18 +78,28 @@ def test_a_load_of_small_leaves_takes_few_requests(bucket: CountedBucket) -> Non
     assert same(xckpt.load(URL))
     assert kinds(bucket.taken()) == {
         "GET pack": 1,
-        "GET places": 1,
         "GET xckpt.digests": 1,
         "GET xckpt.json": 1,
     }
     assert xckpt.open(URL).verify() == []
     assert kinds(bucket.taken()) == {
         "GET pack": 1,
-        "GET places": 1,
         "GET xckpt.digests": 1,
         "GET xckpt.json": 1,
         "GET zarr.json": 1,
     }
+
+
+def test_a_load_of_very_many_packed_chunks_asks_for_their_places_beside_the_digests(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xckpt.storage.packs.write_packs.INLINE_BYTES", 0)
+    xckpt.save(URL, STATE, options=PACKED)
+    bucket.delay = DELAY
+    assert len(trips(bucket, lambda: xckpt.load(URL), 3)) <= 3
+    bucket.taken()
+    assert same(xckpt.load(URL))
+    assert kinds(bucket.taken())["GET places"] == 1
 
 
 def test_no_zarr_json_is_read_by_a_load_and_each_by_a_verification(bucket: CountedBucket) -> None:
@@ -190,7 +206,6 @@ def test_small_leaves_are_saved_in_few_requests(bucket: CountedBucket) -> None:
         "GET xckpt.saving": 1,
         "LIST": 1,
         "PUT pack": 1,
-        "PUT places": 1,
         "PUT xckpt.digests": 1,
         "PUT zarr.json": 1,
         "PUT-if xckpt.json": 1,

@@ -66,14 +66,14 @@ def bucket(gcs: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
     return counted
 
 
-@pytest.mark.parametrize("options, most", [(PLAIN, 2), (PACKED, 3)])
-def test_a_load(bucket: Counted, options: xckpt.SaveOptions, most: int) -> None:
-    url = f"gs://bucket/load/{most}"
+@pytest.mark.parametrize("options", [PLAIN, PACKED])
+def test_a_load(bucket: Counted, options: xckpt.SaveOptions) -> None:
+    url = f"gs://bucket/load/{options.pack_bytes}"
     xckpt.save(url, STATE, options=options)
     bucket.delay = DELAY
-    assert len(trips(bucket, lambda: xckpt.load(url), most)) <= most
-    part = trips(bucket, lambda: xckpt.open(url).array("w3")[100:200], most)
-    assert len(part) <= most
+    assert len(trips(bucket, lambda: xckpt.load(url), 2)) <= 2
+    part = trips(bucket, lambda: xckpt.open(url).array("w3")[100:200], 2)
+    assert len(part) <= 2
     assert same(xckpt.load(url))
 
 
@@ -91,13 +91,12 @@ def test_small_leaves_take_few_requests(bucket: Counted) -> None:
     bucket.taken()
     xckpt.save(url, STATE, options=PACKED)
     saved = kinds(bucket.taken())
-    assert saved["PUT pack"] == saved["PUT places"] == saved["PUT zarr.json"] == 1
+    assert saved["PUT pack"] == saved["PUT zarr.json"] == 1
     assert saved["PUT-if xckpt.json"] == saved["PUT-if xckpt.saving"] == 1
     assert sum(saved.values()) <= 11, saved
     assert same(xckpt.load(url))
     assert kinds(bucket.taken()) == {
         "GET pack": 1,
-        "GET places": 1,
         "GET xckpt.digests": 1,
         "GET xckpt.json": 1,
     }

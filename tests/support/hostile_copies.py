@@ -7,6 +7,7 @@ another library's documents.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -152,21 +153,30 @@ def damaged(path: Path, chance: random.Random) -> None:
 
 
 def places(path: Path, chance: random.Random) -> None:
-    """Packed chunks that share bytes, lie outside of packs or in packs that are not there."""
+    """Packed chunks that share bytes, lie outside of packs or in packs that are not there.
+
+    Their table stands in the manifest or in a file, or in both.
+    """
     _real(path, "packed")
-    file = path / PLACES
-    numbers = np.frombuffer(bytearray(file.read_bytes()), "<u8")
-    packs = json.loads((path / "xckpt.json").read_bytes())["checkpoint"]["packs"]
+    body = json.loads((path / "xckpt.json").read_bytes())["checkpoint"]
+    numbers = np.frombuffer(bytearray(base64.b64decode(body["inline_places"])), "<u8")
+    packs = body["packs"]
     for _ in range(chance.choice((1, 1, 5, len(numbers)))):
         at = chance.randrange(2 * packs, len(numbers))
         numbers[at] = chance.choice((*NUMBERS, int(numbers[chance.randrange(len(numbers))])))
     content = numbers.tobytes() * chance.choice((1, 1, 1, 2, 1000))
-    file.write_bytes(content[: len(content) - chance.choice((0, 0, 0, 1, 16))])
+    content = content[: len(content) - chance.choice((0, 0, 0, 1, 16))]
     for pack in sorted((path / PACKS).iterdir()):
-        if pack != file and chance.random() < 0.3:
+        if chance.random() < 0.3:
             os.truncate(pack, chance.choice((0, pack.stat().st_size - 1, 1 << 40)))
+    where = chance.choice(("manifest", "file", "file", "both"))
+    if where != "manifest":
+        (path / PLACES).write_bytes(content)
+    inline = "" if where == "file" else base64.b64encode(content).decode()
+    digest = "" if where == "manifest" else digest_bytes(content).hex()
     count = chance.choice((*[packs] * 20, *NUMBERS))
-    _resealed(path, lambda body: body.update(packs=count))
+    odd = {"packs": count, "places": digest, "inline_places": inline}
+    _resealed(path, lambda body: body.update(odd))
 
 
 def indexed(path: Path, chance: random.Random) -> None:

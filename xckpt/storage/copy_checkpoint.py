@@ -111,7 +111,7 @@ def _objects(manifest: Manifest, root: Location) -> Iterator[tuple[str, int]]:
     """Key and bytes of every object of a checkpoint but its manifest; the size of packs is a guess.
 
     Raises:
-        CorruptCheckpointError: the file of places is not the manifest's.
+        CorruptCheckpointError: the file of places, if there is one, is not the manifest's.
     """
     yield from object_sizes(manifest)
     if manifest.packs:

@@ -29,7 +29,7 @@ from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, DocumentTree, Manifest, arrays, is_packed
 from xckpt.core.manifest.own_keys import DIGESTS
-from xckpt.core.manifest.packs import PACKS, PLACES
+from xckpt.core.manifest.packs import PACKS
 from xckpt.core.manifest.rules import count_chunks, many_pieces
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan
@@ -346,5 +346,5 @@ def _with_side_files(
         from xckpt.storage.packs.write_packs import with_places
 
         manifest, places = with_places(manifest, written, placing.numbers)
-        side_files.append((PLACES, places))
+        side_files += places
     return manifest, side_files

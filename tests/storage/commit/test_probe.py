@@ -186,9 +186,9 @@ def test_packs_that_are_not_listed_are_said_and_collected(
     there = keys(url)
 
     def fault(request: Request) -> Answer | None:
-        places = request.writes and request.path.endswith("/places")
+        digests = request.writes and request.path.endswith("/xckpt.digests")
         packed = any("/xckpt.packs/" in each.path and each.writes for each in faulty_s3.seen)
-        return Answer(403, "AccessDenied") if places or (packed and request.listing) else None
+        return Answer(403, "AccessDenied") if digests or (packed and request.listing) else None
 
     faulty_s3.seen.clear()
     faulty_s3.fault = fault

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from conformance.strict_reader import StrictCheckpoint
+from conformance.strict_reader import Broken, StrictCheckpoint
 from tests.support.examples import examples
 from xckpt import LoadOptions, SaveOptions
 from xckpt.convert import convert
 from xckpt.core.manifest.codec import encode, parse
+from xckpt.core.manifest.packs import INLINE_BYTES
 from xckpt.core.plan import save_checks
 from xckpt.errors import CorruptCheckpointError, ManifestError, PlanError
 from xckpt.storage.array import digest_bytes
@@ -48,7 +49,8 @@ def files(folder: Path) -> list[str]:
 
 def packs(folder: Path) -> list[Path]:
     """The packs of a checkpoint."""
-    return [folder / each for each in files(folder) if each.startswith("xckpt.packs/")][:-1]
+    found = [each for each in files(folder) if each.startswith("xckpt.packs/")]
+    return [folder / each for each in found if not each.endswith("/places")]
 
 
 def same(one: Any, other: Any) -> None:
@@ -95,7 +97,7 @@ def test_everything_comes_back(
 
 def test_many_leaves_are_few_files(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "c", state(1000), options=PACKED)
-    assert len(files(tmp_path / "c")) == 7  # manifest, digests, places, pack, root, large, its json
+    assert len(files(tmp_path / "c")) == 6  # manifest, digests, pack, root, large, its json
     group: Any = zarr.open_group(tmp_path / "c")
     assert list(group) == ["large"] and group["large"].shape == (300, 300)
     about = group.attrs["xckpt"]
@@ -192,16 +194,51 @@ def test_loads_of_local_packs_keep_no_memory_of_their_own(tmp_path: Path) -> Non
     assert all(np.array_equal(into[name], leaf) for name, leaf in leaves.items())
 
 
-def forge(folder: Path, places: bytes) -> None:
-    """Have a checkpoint's manifest confirm other places."""
+@pytest.fixture(params=["in the manifest", "in a file"])
+def inline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Where the places of what is saved stand, and whether that is the manifest."""
+    if request.param == "in a file":
+        monkeypatch.setattr("xckpt.storage.packs.write_packs.INLINE_BYTES", 0)
+    return request.param == "in the manifest"
+
+
+def table_of(folder: Path) -> bytes:
+    """The names of a checkpoint's packs, and the places of its chunks."""
     manifest = parse((folder / "xckpt.json").read_bytes(), digest_bytes)
-    (folder / "xckpt.packs/places").write_bytes(places)
-    forged = msgspec.structs.replace(manifest, places=digest_bytes(places).hex())
+    return manifest.inline_places or (folder / "xckpt.packs/places").read_bytes()
+
+
+def forge(folder: Path, places: bytes) -> None:
+    """Have a checkpoint's manifest confirm other places, where it has them."""
+    manifest = parse((folder / "xckpt.json").read_bytes(), digest_bytes)
+    if manifest.inline_places:
+        forged = msgspec.structs.replace(manifest, inline_places=places)
+    else:
+        (folder / "xckpt.packs/places").write_bytes(places)
+        forged = msgspec.structs.replace(manifest, places=digest_bytes(places).hex())
     (folder / "xckpt.json").write_bytes(encode(forged, digest_bytes))
 
 
+def test_places_stand_in_the_manifest_up_to_a_bound_and_else_in_a_file(tmp_path: Path) -> None:
+    for count, inline in ((INLINE_BYTES // 16 - 1, True), (INLINE_BYTES // 16, False)):
+        path, saved = tmp_path / str(count), {"w": np.arange(count)}
+        xckpt.save(path, saved, options=SaveOptions(chunk_bytes=8, pack_bytes=8))
+        manifest = xckpt.open(path).manifest
+        assert (bool(manifest.inline_places), bool(manifest.places)) == (inline, not inline)
+        assert (path / "xckpt.packs/places").exists() != inline
+        assert (path / "xckpt.json").stat().st_size < INLINE_BYTES * 3 // 2
+        assert xckpt.open(path).verify() == [] and StrictCheckpoint(path).verify() == []
+        same(saved, xckpt.load(path))
+        copied = tmp_path / f"copy of {count}"
+        xckpt.copy(path, copied)
+        assert files(copied) == files(path) and xckpt.open(copied).verify() == []
+
+
 @pytest.mark.parametrize("length", [0, 15, -16, 1 << 10])
-def test_places_of_another_length_are_refused(tmp_path: Path, length: int) -> None:
+def test_places_of_another_length_are_refused(
+    tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xckpt.storage.packs.write_packs.INLINE_BYTES", 0)
     xckpt.save(tmp_path / "c", state(), options=PACKED)
     content = (tmp_path / "c/xckpt.packs/places").read_bytes()
     other = content[:length] if length <= 16 else content + bytes(length)
@@ -212,15 +249,49 @@ def test_places_of_another_length_are_refused(tmp_path: Path, length: int) -> No
         xckpt.load(tmp_path / "c")
 
 
+def test_places_in_a_manifest_that_are_not_those_of_its_chunks_are_refused(tmp_path: Path) -> None:
+    """By the manifest's own rules, before anything is allocated for them."""
+    xckpt.save(tmp_path / "c", state(), options=PACKED)
+    manifest = parse((tmp_path / "c/xckpt.json").read_bytes(), digest_bytes)
+    table = manifest.inline_places
+    for changes, complaint in (
+        ({"inline_places": table[:-16]}, "bytes of places for 1 packs and"),
+        ({"inline_places": table + bytes(16)}, "bytes of places for 1 packs and"),
+        ({"packs": 2}, "bytes of places for 2 packs"),
+        ({"packs": 0}, "places, but no packs"),
+        ({"places": "0" * 32}, "places in the manifest and the digest of a file"),
+        ({"inline_places": bytes(INLINE_BYTES + 16)}, "65,552 bytes of places.*at most 65,536"),
+    ):
+        forged = msgspec.structs.replace(manifest, **changes)
+        with pytest.raises(ManifestError, match=complaint):
+            encode(forged, digest_bytes)
+        body = msgspec.json.encode(forged)
+        digest = digest_bytes(body).hex().encode()
+        head = b'{"format":"xckpt","version":1,"digest":"' + digest + b'","checkpoint":'
+        (tmp_path / "c/xckpt.json").write_bytes(head + body + b"}")
+        with pytest.raises(ManifestError, match=complaint):
+            xckpt.load(tmp_path / "c")
+        with pytest.raises(Broken):
+            StrictCheckpoint(tmp_path / "c")
+
+
+def test_a_checkpoint_whose_places_are_nowhere_is_refused(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", state(), options=PACKED)
+    forge(tmp_path / "c", b"")
+    with pytest.raises(CorruptCheckpointError, match=r"xckpt\.packs/places: missing"):
+        xckpt.load(tmp_path / "c")
+
+
+@pytest.mark.usefixtures("inline")
 def test_forged_places_are_refused(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "c", state(), options=PACKED)
-    content = (tmp_path / "c/xckpt.packs/places").read_bytes()
+    content = table_of(tmp_path / "c")
     head, (_, offset) = content[:16], struct.unpack("<QQ", content[-16:])
     for pack, low, complaint in (
         (1, offset, "of a pack 1$"),
         (1 << 63, offset, "of a pack"),
         (0, offset + (1 << 40), "truncated|missing"),
-        (0, (1 << 64) - 1, "has no byte"),
+        (0, (1 << 64) - 1, "there is no byte"),
         (0, offset - 1, "digest differs|shares bytes"),
     ):
         forge(tmp_path / "c", head + content[16:-16] + struct.pack("<QQ", pack, low))
@@ -230,10 +301,11 @@ def test_forged_places_are_refused(tmp_path: Path) -> None:
             xckpt.load(tmp_path / "c")
 
 
+@pytest.mark.usefixtures("inline")
 def test_chunks_that_share_bytes_are_refused_although_their_digests_fit(tmp_path: Path) -> None:
     ones = {"a": np.ones(4, np.int8), "b": np.ones(3, np.int8)}
     xckpt.save(tmp_path / "c", ones, options=PACKED)
-    content = (tmp_path / "c/xckpt.packs/places").read_bytes()
+    content = table_of(tmp_path / "c")
     forge(tmp_path / "c", content[:16] + struct.pack("<QQQQ", 0, 0, 0, 1))
     same(ones, xckpt.load(tmp_path / "c"))  # what comes back is right all the same
     (problem,) = xckpt.open(tmp_path / "c").verify()
@@ -257,7 +329,7 @@ def test_small_leaves_are_packed_by_default_where_there_are_many(
     xckpt.save(tmp_path / "c", saved)
     manifest = xckpt.open(tmp_path / "c").manifest
     assert manifest.pack_bytes == (1 << 18 if packed else 0)
-    assert len(files(tmp_path / "c")) == (7 if packed else 2 * leaves + 7)
+    assert len(files(tmp_path / "c")) == (6 if packed else 2 * leaves + 7)
     assert (tmp_path / "c/large/c/0/0").is_file()
     same(saved, xckpt.load(tmp_path / "c"))
     xckpt.save(tmp_path / "plain", saved, options=SaveOptions(pack_bytes=0))
@@ -360,5 +432,5 @@ def test_a_digest_of_places_without_packs_is_refused(tmp_path: Path) -> None:
     manifest = parse((tmp_path / "c/xckpt.json").read_bytes(), digest_bytes)
     assert not manifest.packs
     places = digest_bytes(b"").hex()
-    with pytest.raises(ManifestError, match="a digest of places, but no packs"):
+    with pytest.raises(ManifestError, match="places, but no packs"):
         encode(msgspec.structs.replace(manifest, places=places), digest_bytes)

@@ -29,6 +29,7 @@ import msgspec
 from xckpt.core.dtypes import EXTENDED, fill_value, item_size
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.packs import PACKED
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.core.names import names_by_size, zarr_path
@@ -103,7 +104,9 @@ class Manifest(_Strict, frozen=True, dict=True, gc=True):
     packs: int = 0
     """How many packs there are."""
     places: str = ""
-    """Digest of the file of places, hex; empty where nothing is packed."""
+    """Digest of the file of places, hex; empty where there is none."""
+    inline_places: bytes = b""
+    """The table of places where it is short; then there is no file of them."""
     zarr_json: int = 1
     """The edition of the checkpoint's zarr.json documents: 1, or `EDITION`."""
 
@@ -324,10 +327,6 @@ class DocumentTree:
         return msgspec.json.format(bytes(_group(attributes, consolidated)), indent=2)
 
 
-PACKED = (
-    "small arrays lie together in xckpt.packs and are not listed here: xckpt.open reads them, and "
-    "a save with SaveOptions(pack_bytes=0) stores each as a zarr array"
-)
 LACKING = (
     "zarr-python lacks these data types: it opens arrays of other types by their paths, and lists "
     "groups without these. To open and list all: pip install xckpt, then import xckpt.zarr_dtypes"

@@ -134,7 +134,7 @@ def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
     """Key and bytes of every object that a manifest implies, in its root.
 
     The manifest itself is left out. What codecs and the padding of edge chunks add is not counted.
-    Packs are not among them: their names stand in the file of places.
+    Packs are not among them: their names stand in the table of places.
 
     Example:
         >>> from xckpt.core.manifest.entries import TensorEntry
@@ -145,7 +145,7 @@ def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
     stored = list(arrays(manifest))
     yield DIGESTS, 16 * sum(array.count for array in stored)
     placed = sum(array.count for array in stored if array.place is not None)
-    if manifest.packs:
+    if manifest.places:
         yield PLACES, NAME_BYTES * manifest.packs + PLACE.itemsize * placed
     yield from ((key, len(content)) for key, content in documents(manifest))
     for array in stored:

@@ -7,9 +7,10 @@ small leaves. Where a checkpoint has a ``pack_bytes``, each array of chunks up t
 1. A rank appends its packed chunks to a pack, elements in C order, neither padded nor encoded, and
    begins another when it has `PACK_BYTES`. A pack is named by the digest of its content, so that
    ranks need not agree on names.
-2. Where each chunk lies is its *place*: the number of its pack, and its first byte there. The file
-   `PLACES` has the names of all packs, 16 bytes each, and then a place for each packed chunk in the
-   order of the digests (`encode_places`).
+2. Where each chunk lies is its *place*: the number of its pack, and its first byte there. The
+   table of places has the names of all packs, 16 bytes each, and then a place for each packed chunk
+   in the order of the digests (`encode_places`). A table of up to `INLINE_BYTES` stands in the
+   manifest, so that no reader waits for it; a longer one is the file `PLACES`.
 3. A reader joins what lies close together into one request (`runs`), and verifies each chunk.
 
 Two places of one pack are equal or do not meet (`overlap`): ranks may have packs of equal content.
@@ -18,21 +19,31 @@ Two places of one pack are equal or do not meet (`overlap`): ranks may have pack
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from xckpt.core.manifest.entries import Manifest
+
 PACKS: Final = "xckpt.packs"
 """The folder of the packs and of their places."""
 PLACES: Final = f"{PACKS}/places"
-"""Key of the names of all packs and of the places of all packed chunks."""
+"""Key of a table of places that is too long for the manifest."""
+INLINE_BYTES: Final = 1 << 16
+"""A table of places up to this long, bytes, stands in the manifest (`spec/decisions/0014`)."""
 PACK_BYTES: Final = 1 << 24
 """A pack gets no further chunk once it has this many bytes."""
 NAME_BYTES: Final = 16
-"""Bytes of a pack's name in `PLACES`."""
+"""Bytes of a pack's name in the table of places."""
 PLACE: Final = np.dtype([("pack", "<u8"), ("offset", "<u8")])
 """A place as it is stored."""
+PACKED: Final = (
+    "small arrays lie together in xckpt.packs and are not listed here: xckpt.open reads them, and "
+    "a save with SaveOptions(pack_bytes=0) stores each as a zarr array"
+)
+"""What the root group of a checkpoint with packs says to other readers."""
 
 
 class ChunkPlace(NamedTuple):
@@ -64,13 +75,33 @@ def pack_key(name: bytes) -> str:
 
 
 def encode_places(names: Sequence[bytes], places: NDArray[np.void]) -> bytes:
-    """The content of `PLACES`: the packs' names, and the places of the chunks.
+    """The table of places: the packs' names, and the places of the chunks.
 
     Example:
         >>> len(encode_places([bytes(16)], np.zeros(3, PLACE)))
         64
     """
     return b"".join(names) + places.tobytes()
+
+
+def places_problems(manifest: Manifest, placed: int) -> Iterator[str]:
+    """What is wrong with what a manifest says of packs and places.
+
+    Args:
+        manifest: one that names packs or places.
+        placed: how many chunks lie in packs.
+    """
+    packs, inline = manifest.packs, manifest.inline_places
+    if packs > placed:
+        yield f"{packs:,} packs of {placed:,} chunks"
+    elif not packs:
+        yield "places, but no packs"
+    elif inline and manifest.places:
+        yield "places in the manifest and the digest of a file of places"
+    elif len(inline) > INLINE_BYTES:
+        yield f"{len(inline):,} bytes of places in the manifest; at most {INLINE_BYTES:,}"
+    elif inline and len(inline) != packs * NAME_BYTES + placed * PLACE.itemsize:
+        yield f"{len(inline):,} bytes of places for {packs:,} packs and {placed:,} chunks in them"
 
 
 def overlap(places: NDArray[np.void], lengths: NDArray[np.int64]) -> int | None:

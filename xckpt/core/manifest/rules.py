@@ -32,6 +32,7 @@ from xckpt.core.manifest.entries import (
     leaf_arrays,
     regular,
 )
+from xckpt.core.manifest.packs import places_problems
 from xckpt.core.manifest.pieces import (
     MAX_CHUNK_BYTES,
     MAX_PIECES,
@@ -86,8 +87,8 @@ def problems(manifest: Manifest) -> list[str]:
             most = max(manifest.leaves, key=count_leaf_chunks)
             shown = f"{most.name[:80] or 'the root'} alone has {count_leaf_chunks(most):,}"
             faults.append(f"{chunks:,} chunks, of which {shown}; at most {MAX_CHUNKS:,}")
-        elif manifest.packs > count_packed(manifest):
-            faults.append(f"{manifest.packs:,} packs of {count_packed(manifest):,} chunks")
+        elif manifest.packs or manifest.places or manifest.inline_places:
+            faults += places_problems(manifest, count_packed(manifest))
     return faults
 
 
@@ -114,8 +115,6 @@ def _head_problems(manifest: Manifest) -> Iterator[str]:
         yield f"edition {manifest.zarr_json} of the zarr.json documents is not known"
     if not 0 <= manifest.pack_bytes <= MAX_PACK_BYTES or not 0 <= manifest.packs <= MAX_CHUNKS:
         yield f"{manifest.packs} packs of chunks up to {manifest.pack_bytes} bytes"
-    if manifest.places and not manifest.packs:
-        yield "a digest of places, but no packs"
     if not _ROOT.fullmatch(root := manifest.root) or {".", ".."} & set(root.split("/")):
         yield f"the root {root[:80]!r} is not a folder of the checkpoint"
 

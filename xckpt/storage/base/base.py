@@ -224,7 +224,8 @@ class Base:
         self._take(stored, to_metadata(manifest).state_dict_metadata.items())
         verify = self._options.verify_base
         about = folder, manifest.root, seen
-        self._orders = BaseOrders(*about, (), verify=verify, packs=manifest.packs)
+        packed = manifest.packs, manifest.inline_places
+        self._orders = BaseOrders(*about, (), (), *packed, verify)
         return ""
 
     def _take(self, stored: Sequence[ZarrArray], leaves: Iterable[tuple[str, object]]) -> None:

@@ -58,13 +58,13 @@ class BaseChunks:
         self._owner = os.stat(folder).st_uid
         self._root = os.open(os.path.join(orders.folder, orders.root), os.O_RDONLY | os.O_CLOEXEC)
         self._digests = self._places = -1
-        self._packs = orders.packs
+        self._packs, self._inline = orders.packs, orders.inline_places
         try:
             if manifest_identity(orders.folder) != orders.manifest:
                 raise FileNotFoundError(errno.ENOENT, "replaced meanwhile", orders.folder)
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
             self._digests = os.open(DIGESTS, flags, dir_fd=self._root)
-            if orders.packs:
+            if orders.packs and not self._inline:
                 self._places = os.open(PLACES, flags, dir_fd=self._root)
         except BaseException:
             self.close()
@@ -86,10 +86,16 @@ class BaseChunks:
         """
         with contextlib.suppress(OSError, struct.error):
             at = (self._packs + first + number) * PLACE.itemsize
-            pack, offset = _PLACE.unpack(os.pread(self._places, PLACE.itemsize, at))
-            name = os.pread(self._places, NAME_BYTES, pack * NAME_BYTES)
-            return ChunkPlace(pack_key(name), offset) if pack < self._packs else None
+            pack, offset = _PLACE.unpack(self._of_places(at, PLACE.itemsize))
+            if pack < self._packs:
+                return ChunkPlace(pack_key(self._of_places(pack * NAME_BYTES, NAME_BYTES)), offset)
         return None
+
+    def _of_places(self, start: int, nbytes: int) -> bytes:
+        """Some bytes of the table of places."""
+        if self._inline:
+            return self._inline[start : start + nbytes]
+        return os.pread(self._places, nbytes, start)
 
     def size(self, key: str) -> int:
         """Bytes of an object; 0 if it is not there."""

@@ -1,6 +1,6 @@
 """The digests of a checkpoint's chunks; only the parts of their file that are needed are in memory.
 
-The file of places (`xckpt.storage.packs.places`) is read in the same way.
+A file of places (`xckpt.storage.packs.places`) is read in the same way.
 
 A manifest of a few bytes can claim billions of chunks, each with a digest.
 
@@ -97,8 +97,8 @@ class Digests:
 
     @property
     def few(self) -> bool:
-        """Whether the file is read as a whole."""
-        return self.nbytes <= FEW_BYTES
+        """Whether the file is read as a whole, or its content is known."""
+        return bool(self._whole) or self.nbytes <= FEW_BYTES
 
     def first(self, array: ZarrArray) -> int:
         """The number of an array's first digest."""

@@ -41,6 +41,8 @@ class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
     """For each array of the orders the number of its first place there; -1 if it is not packed."""
     packs: int = 0
     """How many packs it has."""
+    inline_places: bytes = b""
+    """Its table of places, if that stands in its manifest."""
     verify: bool = False
     """Whether a chunk is read before it is shared."""
 

@@ -1,7 +1,8 @@
-"""Where packed chunks lie, as the file of places says.
+"""Where packed chunks lie, as the table of places says.
 
-The file is read as that of the digests is (`xckpt.storage.chunks.digests`): a short one as a whole,
-of a long one what is needed. The names of the packs stand before the places.
+A short table stands in the manifest, and nothing is read. A longer one is a file, which is read as
+that of the digests is (`xckpt.storage.chunks.digests`): as a whole, or of a very long one what is
+needed. The names of the packs stand before the places.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunks.digests import BLOCK, Digests, many
 from xckpt.storage.location import Location
 
+INLINE = "places in xckpt.json"
+"""What errors call a table of places in the manifest."""
 MOST_OFFSET = 1 << 62
 """Beyond the length of any file or object."""
 
@@ -39,6 +42,7 @@ class Places(Digests):
     """The places of one checkpoint's packed chunks; make one by `places_of`."""
 
     key: str = PLACES
+    """The file's; of a table in the manifest what errors call it."""
     packs: int = 0
     """How many packs there are."""
     _names: dict[int, bytes] = field(default_factory=dict[int, bytes])
@@ -50,6 +54,14 @@ class Places(Digests):
     def before(self) -> int:
         """Bytes before the first place."""
         return self.packs * NAME_BYTES
+
+    def problem(self) -> str:
+        """What is wrong with the file of places; empty if nothing, or if there is none.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        return "" if self.key == INLINE else Digests.problem(self)
 
     def first(self, array: ZarrArray) -> int:
         """The number of an array's first place."""
@@ -70,7 +82,7 @@ class Places(Digests):
         pack, offset = _PLACE.unpack(self.of(array, number))
         if pack >= self.packs or offset > MOST_OFFSET:
             raise CorruptCheckpointError(
-                f"{self.root}: {PLACES} has no byte {offset:,} of a pack {pack:,}"
+                f"{self.root}: {self.key}: there is no byte {offset:,} of a pack {pack:,}"
             )
         return pack, offset
 
@@ -114,7 +126,7 @@ class Places(Digests):
         if number is None:
             return ""
         leaf = next(array.leaf for array in packed if number < self.first(array) + array.count)
-        return f"{PLACES}: a chunk of {leaf} shares bytes with another"
+        return f"{self.key}: a chunk of {leaf} shares bytes with another"
 
     def _name(self, pack: int) -> bytes:
         if self.few:
@@ -135,5 +147,8 @@ def chunk_bytes(array: ZarrArray) -> NDArray[np.int64]:
 
 
 def places_of(root: Location, manifest: Manifest) -> Places:
-    """The places of a checkpoint's packed chunks."""
-    return Places(root, count_packed(manifest), manifest.places, packs=manifest.packs)
+    """The places of a checkpoint's packed chunks, from its manifest or from their file."""
+    inline = manifest.inline_places
+    key = INLINE if inline else PLACES
+    about = root, count_packed(manifest), manifest.places, key, inline
+    return Places(*about, packs=manifest.packs)

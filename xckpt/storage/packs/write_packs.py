@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import Manifest, arrays
-from xckpt.core.manifest.packs import PACK_BYTES, PLACE, encode_places
+from xckpt.core.manifest.packs import INLINE_BYTES, PACK_BYTES, PLACE, PLACES, encode_places
 from xckpt.storage.array import digest_bytes, plain_bools
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import SLAB_BYTES, contents
@@ -185,11 +185,16 @@ def joined(reports: Sequence[Written]) -> Written:
 
 def with_places(
     manifest: Manifest, written: Sequence[Written], numbers: Numbers
-) -> tuple[Manifest, bytes]:
-    """A manifest that knows its packs, and the file of places; see `merged_places`."""
+) -> tuple[Manifest, list[tuple[str, bytes]]]:
+    """A manifest that knows its packs and places, and the file of these if they are many.
+
+    See `merged_places`; the file comes with its key.
+    """
     packs, places = merged_places(arrays(manifest), written, numbers)
+    if len(places) <= INLINE_BYTES:
+        return msgspec.structs.replace(manifest, packs=packs, inline_places=places), []
     digest = digest_bytes(places).hex()
-    return msgspec.structs.replace(manifest, packs=packs, places=digest), places
+    return msgspec.structs.replace(manifest, packs=packs, places=digest), [(PLACES, places)]
 
 
 def merged_places(
@@ -197,7 +202,7 @@ def merged_places(
     written: Sequence[Written],
     numbers: Numbers,
 ) -> tuple[int, bytes]:
-    """How many packs all ranks have written, and the content of the file of places.
+    """How many packs all ranks have written, and the table of places.
 
     Args:
         arrays: those of the manifest, in order.
