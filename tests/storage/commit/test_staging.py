@@ -19,6 +19,7 @@ from xckpt.core.commit import Found, Step
 from xckpt.storage import ZarrStorageWriter
 from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import keys as keys_module
+from xckpt.storage.commit import probe
 from xckpt.storage.commit import staging as staging_module
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location, open_store
@@ -377,7 +378,7 @@ def test_the_manifest_of_a_killed_save_is_not_published(tmp_path: Path) -> None:
 
 def test_two_saves_that_both_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"memory://{tmp_path.name}"
-    monkeypatch.setattr(keys_module, "find_keys", lambda *place, **found: Found.NOTHING)
+    monkeypatch.setattr(probe, "find_keys", lambda *place, **found: Found.NOTHING)
     first = begin(Location.parse(url), overwrite=False)
     with pytest.raises(xckpt.CheckpointExistsError, match="another save has just begun here"):
         begin(Location.parse(url), overwrite=False)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import tensorstore as ts
@@ -27,6 +27,8 @@ from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import StorageError
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.location import Location, answer
+
+_Written: TypeAlias = "ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 SECONDS: Final = 2.0
 """Age from which on an answer says too little about a claim."""
@@ -48,9 +50,11 @@ class KeyClaim:
         return cls(key, msgspec.json.encode(ClaimText.own(identity)))
 
     @contextlib.contextmanager
-    def written(self, store: ts.KvStore, target: Location) -> Iterator[None]:
-        """Write it while the block runs; it goes again if that fails."""
-        asked = store.write(self.key, self.text)
+    def written(
+        self, store: ts.KvStore, target: Location, asked: _Written | None = None
+    ) -> Iterator[None]:
+        """Write it while the block runs, unless that was ``asked``; it goes again if that fails."""
+        asked = asked or store.write(self.key, self.text)
         try:
             yield
             answer(asked, target)

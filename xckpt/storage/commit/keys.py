@@ -48,7 +48,7 @@ from xckpt.storage.commit.conditional import (
     write_if,
 )
 from xckpt.storage.commit.folder import new_identity, sync_folder, sync_tree
-from xckpt.storage.commit.probe import check_conditions, check_listing, find_keys, look, note_left
+from xckpt.storage.commit.probe import ListingTrial, check_conditions, found_at, note_left
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 REPLACED: Final = "xckpt.replaced"
@@ -85,6 +85,8 @@ class KeyStaging:
     """Why what this save has left is not known: packs are named by what is in them."""
     noting: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
     """The write of a copy of the old manifest; see `_note_replaced`."""
+    trial: ListingTrial | None = None
+    """Is being removed."""
 
     def prepare(self) -> None:
         """Ask for what `publish` needs to know, while data is being written."""
@@ -195,6 +197,8 @@ class KeyStaging:
             note_left(self.target, _written(self), error, failed=True)
 
     def _close(self) -> None:
+        if self.trial is not None:
+            self.trial.wait()
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -293,40 +297,35 @@ def _sync(staging: KeyStaging) -> None:
 def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: bool) -> KeyStaging:
     """Look at a path and open a place to write to among its keys; see `staging.begin`."""
     store = open_store(target)
-    keys: list[str] | None = None
-    if target.bucket:
-        seen, keys = look(store, target, overwrite=overwrite)
-        claimed = CLAIM in keys
-    else:
-        seen = answer(store.read(MANIFEST), target)
-        claimed = answer(store.read(CLAIM), target).state == "value"
-    found = find_keys(store, target, keys, committed=seen.state == "value", claimed=claimed)
-    step, absent = decide(target, found, Place.KEYS, overwrite=overwrite), seen.stamp.generation
-    if step is Step.GENERATION:
-        return _claim_beside(_beside(target, seen, planned), store, seen)
-    claim = KeyClaim.of(CLAIM, new_identity())
-    # Neither manifest nor claim exists, so both have the same generation: that of absence.
-    generation = write_if(store, CLAIM, claim.text, absent, target)
-    if not generation:
-        raise CheckpointExistsError(f"{target}: another save has just begun here")
+    with ListingTrial(store, target) as trial:
+        seen, found = found_at(store, target, overwrite=overwrite)
+        step, absent = decide(target, found, Place.KEYS, overwrite=overwrite), seen.stamp.generation
+        if step is Step.GENERATION:
+            return _claim_beside(_beside(target, seen, planned, trial.identity), store, seen, trial)
+        trial.ask()
+        claim = KeyClaim.of(CLAIM, new_identity())
+        # Neither manifest nor claim exists, so both have the same generation: that of absence.
+        generation = write_if(store, CLAIM, claim.text, absent, target)
+        if not generation:
+            raise CheckpointExistsError(f"{target}: another save has just begun here")
+        trial.check(generation)
     if not target.bucket and answer(store.read(MANIFEST), target).state == "value":
         claim.release(store, target)  # another save has committed, and its claim is gone
         return begin_keys(target, planned, overwrite=overwrite)
-    check_listing(store, target, generation)
-    return KeyStaging(step, target, target, absent, claim=claim, planned=planned)
+    return KeyStaging(step, target, target, absent, claim=claim, planned=planned, trial=trial)
 
 
 def _claim_beside(
-    staging: KeyStaging, store: ts.KvStore, seen: ts.KvStore.ReadResult
+    staging: KeyStaging, store: ts.KvStore, seen: ts.KvStore.ReadResult, trial: ListingTrial
 ) -> KeyStaging:
     """Claim a generation, while the bucket shows that it keeps conditions."""
-    target, root = staging.target, staging.root
+    target = staging.target
     if target.folder is not None:
         return staging
-    staging.claim = KeyClaim.of(f"{root}/{CLAIM}", posixpath.basename(root))
-    with staging.claim.written(store, target):
+    staging.claim, asked = trial.kept()
+    with staging.claim.written(store, target, asked):
         if target.bucket:
-            check_conditions(store, target, f"{root}/xckpt.trial-condition", seen)
+            check_conditions(store, target, f"{staging.root}/xckpt.trial-condition", seen)
     return staging
 
 
@@ -334,17 +333,17 @@ def stage_beside(
     target: Location, planned: Manifest | None = None, *, in_batch: bool = False
 ) -> KeyStaging:
     """Stage beside the data at a local path; all files may be synced together."""
-    staging = _beside(target, answer(open_store(target).read(MANIFEST), target), planned)
+    seen = answer(open_store(target).read(MANIFEST), target)
+    staging = _beside(target, seen, planned, new_identity())
     if in_batch:
         staging.descriptor = os.open(target.path, os.O_RDONLY | os.O_CLOEXEC)
         staging.location = replace(staging.location, unsynced=True)
     return staging
 
 
-def _beside(target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | None) -> KeyStaging:
-    root = f"{GENERATIONS}/{new_identity()}"
-    old = seen.value if seen.state == "value" else None
-    place = target.within(root)
-    return KeyStaging(
-        Step.GENERATION, target, place, seen.stamp.generation, old, root, planned=planned
-    )
+def _beside(
+    target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | None, identity: str
+) -> KeyStaging:
+    root, absent = f"{GENERATIONS}/{identity}", seen.state != "value"
+    about = Step.GENERATION, target, target.within(root), seen.stamp.generation
+    return KeyStaging(*about, None if absent else seen.value, root, planned=planned)

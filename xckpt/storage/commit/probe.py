@@ -10,22 +10,25 @@ the manifest that it reads anyway:
    claims its generation, `check_conditions` tries to write a new key on the condition that it is
    the old manifest. That must be refused: a storage that accepts it ignores conditions, and could
    not separate two concurrent saves. If there is no manifest, a key is created twice, and removed.
-4. TensorStore reports a listing that Google's storage refuses as empty. So a key that is known to
-   exist must be in it: the manifest, or else the claim, once it is written (`check_listing`). That
-   is a round trip more. It cannot run beside the data, which would go over keys of the user that a
-   refused listing hides; and a key written at first for nothing else takes two requests more, also
-   where the save is then refused, and is left over after a kill.
+4. TensorStore reports a listing that Google's storage refuses as empty, and data would go over the
+   keys of the user that it hides. So a key that is known to exist must be listed: the manifest, or
+   else a `ListingTrial`. That is written while the place is looked at, listed beside the claim, and
+   removed beside the data. It is the claim of a generation that has nothing else: no key of the
+   user's has such a name, `find_keys` passes it over, and after a kill ``xckpt gc`` removes it. An
+   overwrite writes that generation, and keeps its claim.
 
-So a fresh save makes 2 requests more than without these, an overwrite 3; but for Google's storage
-in as many round trips.
+So a fresh save makes 2 requests more than without these, of Google's storage 5, an overwrite 3; in
+as many round trips.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import sys
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, Self, TypeVar
 
 import tensorstore as ts
 
@@ -33,6 +36,7 @@ from xckpt.core.commit import Found, Place, decide
 from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import StorageError, XckptError
+from xckpt.storage.commit.conditional import KeyClaim
 from xckpt.storage.commit.folder import new_identity
 from xckpt.storage.location import Answer, Location, answer
 from xckpt.storage.refusals import is_permission, refusal
@@ -41,6 +45,8 @@ logger = logging.getLogger("xckpt")
 
 T = TypeVar("T")
 
+_BEGUN: Final = re.compile(rf"{re.escape(GENERATIONS)}/[^/]+/{re.escape(CLAIM)}")
+"""The claim of a generation, in which there may be nothing else."""
 _PERMISSIONS = {
     "read": "s3:GetObject; storage.objects.get",
     "list": "s3:ListBucket; storage.objects.list",
@@ -71,6 +77,24 @@ def look(
     return seen, keys
 
 
+def found_at(
+    store: ts.KvStore, target: Location, *, overwrite: bool
+) -> tuple[ts.KvStore.ReadResult, Found]:
+    """The manifest at a place among keys, and what is there.
+
+    Raises:
+        CheckpointExistsError, StorageError: see `look`.
+    """
+    keys: list[str] | None = None
+    if target.bucket:
+        seen, keys = look(store, target, overwrite=overwrite)
+        claimed = CLAIM in keys
+    else:
+        seen = answer(store.read(MANIFEST), target)
+        claimed = answer(store.read(CLAIM), target).state == "value"
+    return seen, find_keys(store, target, keys, committed=seen.state == "value", claimed=claimed)
+
+
 def find_keys(
     store: ts.KvStore, target: Location, keys: list[str] | None, *, committed: bool, claimed: bool
 ) -> Found:
@@ -81,27 +105,84 @@ def find_keys(
         return Found.UNFINISHED
     if keys is None:
         keys = [key.decode() for key in answer(store.list(), target)]
+    keys = [key for key in keys if not _BEGUN.fullmatch(key)]
     if any(key.startswith(f"{GENERATIONS}/") for key in keys):
         return Found.UNFINISHED
     return Found.FOREIGN if keys else Found.NOTHING
 
 
-def check_listing(store: ts.KvStore, target: Location, claimed: bytes) -> None:
-    """Check that a bucket lists the claim just written: a refusal looks like an empty list.
+class ListingTrial:
+    """A key that shows whether Google's storage lists: a refusal looks like an empty list.
+
+    Elsewhere nothing is asked. Used as a context it is removed when the block ends, unless it is
+    `kept`; `wait` waits for that, and so does a block that fails.
 
     Args:
         store: at the target.
         target: for errors.
-        claimed: the claim's generation; it is removed if it is not listed.
-
-    Raises:
-        StorageError: these credentials may not list.
     """
-    if target.driver == "gcs":
-        only = ts.KvStore.KeyRange(CLAIM, f"{CLAIM}\0")
-        if not _permitted("list", store.list(only), target):
-            answer(store.write(CLAIM, None, if_equal=claimed), target)
-            raise _may_not("list", target)
+
+    def __init__(self, store: ts.KvStore, target: Location) -> None:
+        self._store, self._target = store, target
+        self.identity = new_identity()
+        """Of the generation."""
+        self._claim = KeyClaim.of(f"{GENERATIONS}/{self.identity}/{CLAIM}", self.identity)
+        self._listing: ts.Future[list[bytes]] | None = None
+        self._asked: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
+        """Its write, and later its deletion."""
+        if target.driver == "gcs":
+            self._asked = store.write(self._claim.key, self._claim.text)
+
+    def ask(self) -> None:
+        """Begin to list it.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        if self._asked is not None:
+            _permitted("write", self._asked, self._target)
+            only = ts.KvStore.KeyRange(self._claim.key, f"{self._claim.key}\0")
+            self._listing = self._store.list(only)
+
+    def check(self, claimed: bytes) -> None:
+        """Refuse a bucket that does not list it.
+
+        Args:
+            claimed: the generation of the save's claim, which goes again then.
+
+        Raises:
+            StorageError: these credentials may not list.
+        """
+        if self._listing is not None and not _permitted("list", self._listing, self._target):
+            answer(self._store.write(CLAIM, None, if_equal=claimed), self._target)
+            raise _may_not("list", self._target)
+
+    def kept(
+        self,
+    ) -> tuple[KeyClaim, ts.Future[ts.KvStore.TimestampedStorageGeneration] | None]:
+        """The claim, for a save that writes that generation, and its write if that has begun."""
+        asked, self._asked = self._asked, None
+        return self._claim, asked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *failure: object) -> None:
+        if self._asked is not None:
+            with contextlib.suppress(Exception):
+                answer(self._asked, self._target)  # else it might come after its deletion
+            self._asked = self._store.write(self._claim.key, None)
+            if kind is not None:
+                self.wait()
+
+    def wait(self) -> None:
+        """Wait until it is gone; the log says if that fails."""
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            try:
+                answer(asked, self._target)
+            except Exception as error:  # whatever it is, the save does not depend on it
+                note_left(self._target, {self._claim.key: 0}, error, failed=False)
 
 
 def check_conditions(
