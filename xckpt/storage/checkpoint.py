@@ -142,6 +142,7 @@ class Checkpoint(StoredTree):
         self._check_chunks()
         self.location.access.start()
         integrity = self.chunk_source.integrity
+        integrity.ask_side_files()
         problems = integrity.altered_documents(MOST_PROBLEMS)
         if len(problems) >= MOST_PROBLEMS:
             text = f"{len(problems):,} zarr.json are altered or unreadable; {NO_MORE}"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+import numpy as np
 import tensorstore as ts
 
 from xckpt.core.geometry.box import Int64s
@@ -125,6 +126,13 @@ class Integrity:
         packed = places >= 0
         if packed.any():
             self.places.prepare_ranges(places[packed], counts[packed])
+
+    def ask_side_files(self) -> None:
+        """Begin to read what a bucket has of digests and places, if it is read as a whole."""
+        first, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+        for each in (self.digests, self.places) if self.root.bucket else ():
+            if each.few and each.total:
+                each.prepare_ranges(first, one)
 
     def side_file_problem(self) -> str:
         """What is wrong with the files of digests and of places; empty if nothing.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +122,26 @@ def test_of_two_saves_that_look_at_a_time_one_goes_on(url: str) -> None:
         begin(Location.parse(url), overwrite=False)
     first.abort()
     assert keys(url) == [key]
+
+
+def test_of_saves_that_race_one_goes_on(url: str) -> None:
+    for number in range(4):
+        path, won, start = f"{url}/{number}", list[int](), threading.Barrier(4)
+
+        def save(rank: int, path: str = path, won: list[int] = won, start: Any = start) -> None:
+            start.wait()
+            with contextlib.suppress(xckpt.CheckpointExistsError):
+                xckpt.save(path, {"w": np.full(50, rank)}, options=PLAIN)
+                won.append(rank)
+
+        threads = [threading.Thread(target=save, args=(rank,)) for rank in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (rank,) = won
+        assert (xckpt.load(path)["w"] == rank).all() and xckpt.open(path).verify() == []
+        assert not any(key.startswith(GENERATIONS) for key in keys(path))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
