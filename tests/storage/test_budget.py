@@ -119,6 +119,36 @@ def test_a_failure_of_the_caller_wins() -> None:
     assert ran == []
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_pool_that_has_ended_refuses_tasks(threads: int) -> None:
+    """It would keep them, and no thread would run them."""
+    ran: list[int] = []
+    with Pool(threads=threads, budget=10) as pool:
+        pool.submit(partial(ran.append, 1))
+    for late in (pool.submit, pool.run):
+        with pytest.raises(RuntimeError, match="has ended"):
+            late(partial(ran.append, 2), 4)
+    assert ran == [1] and pool.has_room(10)
+
+
+def test_a_task_that_comes_while_a_pool_ends_is_refused() -> None:
+    """The threads may have ended already."""
+    ending = threading.Event()
+
+    def late(pool: Pool) -> None:
+        ending.wait(60)
+        time.sleep(0.01)
+        pool.submit(fail)
+
+    def work() -> None:
+        with Pool(threads=2, budget=10) as pool:
+            pool.submit(partial(late, pool))
+            threading.Timer(0.02, ending.set).start()
+
+    with pytest.raises(RuntimeError, match="has ended"):
+        work()
+
+
 def test_few_processors_are_left_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     for processors, alone in ((1, True), (4, True), (5, False), (64, False)):
         monkeypatch.setattr("xckpt.storage.budget.processors", lambda number=processors: number)

@@ -28,8 +28,8 @@ from xckpt.core.manifest.packs import PACKS
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.core.storage import BriefData
-from xckpt.storage.budget import Pool, ProgressCounter, SizedItems, share_of
+from xckpt.core.storage import BriefData, SizedItems
+from xckpt.storage.budget import Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.columns import received
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites

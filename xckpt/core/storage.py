@@ -1,22 +1,23 @@
 """What the engine asks of a storage: a writer and a reader, in the order of the calls.
 
-`PlainStorageWriter` implements the hooks that most writers leave as they are. The other protocols
-are what a storage may be able to do besides; the engine looks for each where it can use it.
+`PlainStorageWriter` implements the hooks that most writers leave as they are, and `SizedItems` are
+the items of a plan as a writer goes through them, the largest first. The other protocols are what a
+storage may be able to do besides; the engine looks for each where it can use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Int64s
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import LeafTable, LoadPlan, SavePlan
+from xckpt.core.plan.items import LeafTable, LoadPlan, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 
@@ -116,6 +117,49 @@ class PlainStorageWriter:
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """The plan as it is."""
         return plan
+
+
+class SizedItems:
+    """The items of a plan and the bytes of each; of columns an item is made when its turn comes.
+
+    Example:
+        >>> from xckpt.core.metadata import MetadataIndex
+        >>> from xckpt.core.plan.items import WriteItemType
+        >>> items = SizedItems([WriteItem(MetadataIndex("step"), WriteItemType.BYTE_IO)])
+        >>> items.sizes, next(items.chosen(np.array([0])))[1].index.fqn
+        (array([0]), 'step')
+    """
+
+    sizes: Int64s
+    """Bytes of the box of each, (n,); 0 of a value."""
+
+    def __init__(self, items: Sequence[WriteItem]) -> None:
+        self._items = items
+        if isinstance(items, WriteItems):
+            self.sizes = items.sizes()
+        else:
+            self.sizes = np.array([item.box_bytes for item in items], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def by_size(self, small: int) -> tuple[Int64s, Int64s]:
+        """The numbers of those with more bytes, the largest first, and of those with up to so many.
+
+        What has no bytes is in neither.
+        """
+        large = np.flatnonzero(self.sizes > small)
+        large = large[np.argsort(-self.sizes[large], kind="stable")]
+        return large, np.flatnonzero((self.sizes > 0) & (self.sizes <= small))
+
+    def chosen(self, numbers: Int64s) -> Iterator[tuple[int, WriteItem]]:
+        """The bytes of the items with these numbers, and the items, in their order."""
+        items = self._items
+        if isinstance(items, WriteItems):
+            chosen = items.chosen(numbers)
+        else:
+            chosen = (items[number] for number in numbers.data)
+        return zip(self.sizes[numbers].data, chosen, strict=True)
 
 
 @runtime_checkable

@@ -8,8 +8,7 @@
 4. Leaving the ``with`` block waits for everything in flight and raises the first failure.
 5. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
    them busy, and Python threads would only compete for the interpreter.
-6. `SizedItems` are what a save writes, by the bytes that they take of the budget.
-7. `Access` says how often and how long a storage is asked (`xckpt.storage.location.answer`).
+6. `Access` says how often and how long a storage is asked (`xckpt.storage.location.answer`).
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
 
-import numpy as np
-
-from xckpt.core.geometry.box import Int64s
-from xckpt.core.plan.items import WriteItem, WriteItems
+from xckpt.core.plan.wanted import Countdown
 from xckpt.engine.ranks.alive import WORK
 from xckpt.options import StorageOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
@@ -173,6 +169,7 @@ class Pool(Budget):
         self.alone = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
         """Whether the caller should digest and wait itself, if nothing else is to be done."""
         self._most, self._serving = threads or default_threads(), 0
+        self._ended = False
         self._executor = ThreadPoolExecutor(self._most, "xckpt", WORK.set, (WORK.get(),))
         # One queue, because the executor's future costs more than many a task.
         self._tasks: SimpleQueue[tuple[Callable[[], object], int] | None] = SimpleQueue()
@@ -193,13 +190,22 @@ class Pool(Budget):
         """Have a task run in a thread, unless one has failed already.
 
         ``size`` bytes must fit the budget first; they are given back after the task.
+
+        Raises:
+            RuntimeError: the ``with`` block has ended, so no thread would run it.
         """
+        self._refuse_late()
         if size:
             self.reserve(size)
         self._hand_over(task, size)
 
     def run(self, task: Callable[[], object], size: int) -> None:
-        """Run a task whose bytes the caller has reserved: here if there is no other thread."""
+        """Run a task whose bytes the caller has reserved: here if there is no other thread.
+
+        Raises:
+            RuntimeError: see `submit`; the bytes stay reserved.
+        """
+        self._refuse_late()
         if not self.single:
             self._hand_over(task, size)
             return
@@ -207,6 +213,10 @@ class Pool(Budget):
             task()
         finally:
             self.release(size)
+
+    def _refuse_late(self) -> None:
+        if self._ended:
+            raise RuntimeError("the pool's with block has ended: no thread would run this task")
 
     def _hand_over(self, task: Callable[[], object], size: int) -> None:
         self._tasks.put((task, size))
@@ -234,6 +244,7 @@ class Pool(Budget):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._ended = True
         if error is not None and self._failure is None:
             self._failure = error
         try:
@@ -255,15 +266,11 @@ class Reservation:
 
     pool: Pool
     size: int
-    units: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    units: Countdown
 
     def unit_done(self) -> None:
         """A unit is written, or never will be."""
-        with self.lock:
-            self.units -= 1
-            last = self.units == 0
-        if last:
+        if self.units.land(1) == 0:
             self.pool.release(self.size)
 
 
@@ -305,46 +312,3 @@ class ProgressCounter:
         with self._lock:
             self.done += size
             self._callback(Progress(self.done, self.total, self._unit))
-
-
-class SizedItems:
-    """The items of a plan and the bytes of each; of columns an item is made when its turn comes.
-
-    Example:
-        >>> from xckpt.core.metadata import MetadataIndex
-        >>> from xckpt.core.plan.items import WriteItemType
-        >>> items = SizedItems([WriteItem(MetadataIndex("step"), WriteItemType.BYTE_IO)])
-        >>> items.sizes, next(items.chosen(np.array([0])))[1].index.fqn
-        (array([0]), 'step')
-    """
-
-    sizes: Int64s
-    """Bytes of the box of each, (n,); 0 of a value."""
-
-    def __init__(self, items: Sequence[WriteItem]) -> None:
-        self._items = items
-        if isinstance(items, WriteItems):
-            self.sizes = items.sizes()
-        else:
-            self.sizes = np.array([item.box_bytes for item in items], np.int64)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def by_size(self, small: int) -> tuple[Int64s, Int64s]:
-        """The numbers of those with more bytes, the largest first, and of those with up to so many.
-
-        What has no bytes is in neither.
-        """
-        large = np.flatnonzero(self.sizes > small)
-        large = large[np.argsort(-self.sizes[large], kind="stable")]
-        return large, np.flatnonzero((self.sizes > 0) & (self.sizes <= small))
-
-    def chosen(self, numbers: Int64s) -> Iterator[tuple[int, WriteItem]]:
-        """The bytes of the items with these numbers, and the items, in their order."""
-        items = self._items
-        if isinstance(items, WriteItems):
-            chosen = items.chosen(numbers)
-        else:
-            chosen = (items[number] for number in numbers.data)
-        return zip(self.sizes[numbers].data, chosen, strict=True)

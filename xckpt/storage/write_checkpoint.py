@@ -36,11 +36,11 @@ from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.layout import with_grids
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.save_checks import MANY_OBJECTS, check_objects
-from xckpt.core.storage import BriefData, PlainStorageWriter
+from xckpt.core.storage import BriefData, PlainStorageWriter, SizedItems
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions, checked_options
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, SizedItems, share_of
+from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
 from xckpt.storage.chunks.plain_files import write_file
 from xckpt.storage.chunks.units import (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 import msgspec
@@ -31,6 +32,7 @@ from xckpt.core.plan.reads.items import ReadItems, Row
 from xckpt.errors import LeafTooLargeError, PlanError, XckptError
 
 
+@dataclass(slots=True, eq=False)
 class Countdown:
     """Counts what is missing, elements or parts, from several threads; one `land` returns 0.
 
@@ -42,12 +44,9 @@ class Countdown:
         -1
     """
 
-    __slots__ = ("_lock", "missing")
-
-    def __init__(self, missing: int) -> None:
-        self.missing = missing
-        """How many are still to come."""
-        self._lock = threading.Lock()
+    missing: int
+    """How many are still to come."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def land(self, count: int) -> int:
         """Count what has come, at least 1; return how many are still missing.

@@ -37,9 +37,11 @@ from xckpt.core.manifest.entries import BytesEntry, ValueEntry, is_packed
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.save_checks import resolved
+from xckpt.core.plan.wanted import Countdown
+from xckpt.core.storage import SizedItems
 from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
-from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation, SizedItems
+from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation
 from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenValue
 from xckpt.storage.chunks.unit_files import documents_with, write_documents, write_unit
 from xckpt.storage.chunks.units import (
@@ -192,7 +194,7 @@ class ChunkWrites:
             self._send(pool)
         pool.reserve(size)
         units = item_units(item, array, self.planner)
-        reservation = Reservation(pool, size, len(units))
+        reservation = Reservation(pool, size, Countdown(len(units)))
         for unit in units:
             if packed:
                 self._pack(unit)
