@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from pathlib import Path
 
@@ -94,6 +95,23 @@ def test_a_source_that_is_replaced_meanwhile(home: str, monkeypatch: pytest.Monk
     with pytest.raises(xckpt.StorageError, match="was replaced while it was copied"):
         xckpt.copy(one, two)
     assert not xckpt.exists(two) and keys(two) == []
+
+
+def test_a_manifest_that_cannot_be_trusted_is_named(home: str) -> None:
+    one = f"{home}/one"
+    xckpt.save(one, STATE)
+    open_store(Location.parse(one)).write("xckpt.json", b"{}").result()
+    with pytest.raises(xckpt.ManifestError, match=f"^{re.escape(one)}: the manifest is truncated"):
+        xckpt.copy(one, f"{home}/two")
+    assert keys(f"{home}/two") == []
+
+
+@pytest.mark.parametrize("below", ["ckpt", "a/b"])
+def test_a_path_below_a_file_is_refused_with_advice(tmp_path: Path, below: str) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(xckpt.StorageError, match=r"file.*: choose another path$"):
+        xckpt.save(tmp_path / "notes" / below, STATE)
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_the_users_files_stay(home: str) -> None:

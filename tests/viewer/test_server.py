@@ -74,6 +74,20 @@ def test_other_hosts_are_refused(server: PageServer, host: str) -> None:
     assert "doctype" not in text
 
 
+@pytest.mark.parametrize("path", ["/TOKEN/", "/TOKEN/values?leaf=0&down=0&across=1&at=0,0", "/x/"])
+def test_the_head_of_an_answer(server: PageServer, path: str) -> None:
+    """As that of the answer to GET, and nothing behind it."""
+    status, text, headers = ask(server, path)
+    assert ask(server, path, method="HEAD")[:2] == (status, "")
+    head = ask(server, path, method="HEAD")[2]
+    assert {**head, "Date": ""} == {**headers, "Date": ""}
+    assert int(head["Content-Length"]) == len(text.encode())
+
+
+def test_the_head_for_another_host_is_refused(server: PageServer) -> None:
+    assert ask(server, "/TOKEN/", host="evil.example", method="HEAD")[0] == 403
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_other_methods_are_refused(server: PageServer, method: str) -> None:
     assert ask(server, "/TOKEN/", method=method)[0] == 501

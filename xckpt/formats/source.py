@@ -6,11 +6,11 @@ An `Opaque` value is passed on as the bytes that hold it.
 from __future__ import annotations
 
 import abc
+import json
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -104,32 +104,46 @@ class TensorSource(abc.ABC):
 def metadata_texts(user: object) -> dict[str, str]:
     """User metadata as texts by name; as one text of JSON where they are anything else.
 
+    NaN and infinities stay, as Python's JSON spells them: Orbax's users have them in their metrics.
+
     Raises:
-        ManifestError: they have a text that UTF-8 cannot carry.
+        ManifestError: they have a text that UTF-8 cannot carry, or what JSON cannot.
 
     Example:
         >>> metadata_texts({"by": "me"}), metadata_texts([1]), metadata_texts(None)
         ({'by': 'me'}, {'xckpt.user': '[1]'}, {})
+        >>> metadata_texts({"loss": float("nan")})
+        {'xckpt.user': '{"loss":NaN}'}
     """
     if user is None:
         return {}
     if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
         return cast(dict[str, str], user)
     try:
-        return {USER: msgspec.json.encode(user).decode()}
+        text = json.dumps(user, ensure_ascii=False, separators=(",", ":"))
+        text.encode()
     except UnicodeEncodeError as error:
         raise ManifestError("its metadata hold half a character (a lone surrogate)") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ManifestError(f"its metadata cannot be written as JSON: {error}") from error
+    return {USER: text}
 
 
 def user_of(texts: Mapping[str, str]) -> JSONValue:
     """User metadata from texts by name; inverse of `metadata_texts`.
+
+    Raises:
+        ManifestError: what stands under `USER` is no JSON.
 
     Example:
         >>> user_of({"by": "me"}), user_of({USER: "[1]"}), user_of({})
         ({'by': 'me'}, [1], None)
     """
     if USER in texts:
-        return msgspec.json.decode(texts[USER])
+        try:
+            return json.loads(texts[USER])
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"its metadata {USER} are no JSON: {str(error)[:200]}") from error
     return dict(texts) or None
 
 

@@ -29,6 +29,7 @@ from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
+from xckpt.storage.foreign.paths import naming
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest
@@ -64,12 +65,14 @@ def copy_checkpoint(
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the source.
+        ManifestError: its manifest cannot be trusted.
         CheckpointExistsError: the target is taken.
         CorruptCheckpointError: an object of the source is missing.
         StorageError: a storage refused, or another save has replaced the source meanwhile.
     """
     data = read_manifest(source)
-    manifest = parse(data, digest_bytes)
+    with naming(source):
+        manifest = parse(data, digest_bytes)
     staging = begin(target, overwrite=overwrite, planned=manifest)
     try:
         _copy_objects(manifest, source.within(manifest.root), staging.location, options)

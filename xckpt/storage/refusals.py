@@ -103,6 +103,7 @@ _IN_FOLDERS: Final = (
         "or save elsewhere",
     ),
     (r"Not a directory", "what lies above it is a file: choose another path"),
+    (r"File exists", "a file lies where a folder is needed: choose another path"),
     (r"Stale file handle", "the file was replaced on the server: try again"),
 )
 

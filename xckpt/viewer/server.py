@@ -5,7 +5,7 @@ Protection against other users and web pages on the same machine:
 1. The server listens on 127.0.0.1 alone.
 2. Every path begins with a random token, which only the user who started the server sees.
 3. A request whose Host is another name is refused: a web page cannot point a name of its own here.
-4. Only GET is answered; answers may be framed, read or kept by no other site.
+4. Only GET and HEAD are answered; answers may be framed, read or kept by no other site.
 
 A page that is opened again shows what is there by then; questions of an older page are refused.
 """
@@ -167,6 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(*self.server.answer(self.path))
 
+    do_HEAD = do_GET  # the name by which the base class finds it
+
     def _send(self, status: int, kind: str, content: str | bytes) -> None:
         if isinstance(content, str):
             text = content if kind == HTML else printable_lines(content)
@@ -180,7 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
         """Keep silent: requests of the server's own page are not logged."""

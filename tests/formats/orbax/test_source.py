@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -19,11 +20,14 @@ import pytest
 import xckpt
 from tests.formats import orbax_writers
 from tests.formats.arrays import check_source, filled, read
+from xckpt.convert import convert
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import LocalGroup
+from xckpt.errors import ManifestError
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import SourceReader
+from xckpt.formats.source import user_of
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -99,6 +103,20 @@ def test_every_dtype(tmp_path: Path, zarr3: bool) -> None:
     if zarr3:
         tree["int4"] = np.arange(-6, 6).reshape(3, 4).astype(jnp.int4)
     check_source(open_source(orbax_writers.save(tmp_path / "all", tree, zarr3=zarr3)), tree)
+
+
+def test_numbers_of_its_metadata_that_json_lacks_stay(copied: Path, tmp_path: Path) -> None:
+    """Metrics may be NaN; they became None. xckpt.json has no such numbers, so it refuses them."""
+    custom = {"loss": math.nan, "best": [-math.inf, 1.5], "note": "\u00e9"}
+    edit(copied, lambda document: document.update(custom_metadata=custom))
+    user: Any = user_of(open_source(copied).metadata)
+    assert math.isnan(user.pop("loss")) and user == {"best": [-math.inf, 1.5], "note": "\u00e9"}
+    with pytest.raises(ManifestError, match="metadata/loss: nan is not a JSON number"):
+        convert(copied, tmp_path / "ours")
+    convert(copied, tmp_path / "again", format="orbax")
+    again: Any = user_of(open_source(tmp_path / "again").metadata)
+    assert math.isnan(again["loss"]) and again["best"] == [-math.inf, 1.5]
+    convert(copied, tmp_path / "ours", metadata={"note": "none"})
 
 
 def test_it_is_loaded_as_it_was(saved: Path) -> None:
