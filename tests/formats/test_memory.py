@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from safetensors.numpy import save_file
 
 import xckpt
 from xckpt.convert import convert
-from xckpt.errors import LeafTooLargeError, ManifestError
+from xckpt.errors import LeafTooLargeError, ManifestError, MemoryLimitError
 from xckpt.formats.torch_save.pickle_machine import load
+from xckpt.storage.foreign.documents import Allowance
 
 RAISE = r"raise LoadOptions\(memory_bytes=\), to convert SaveOptions\(memory_bytes=\)"
 LITTLE = xckpt.LoadOptions(memory_bytes=2000)
@@ -27,8 +29,6 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
         "core.manifest.memory",
         "storage.foreign.documents",
         "storage.foreign.zarr_limits",
-        "formats.torch_save.opcodes",
-        "formats.dcp.source",
     ):
         monkeypatch.setattr(f"xckpt.{module}.LEAST_LIMIT", 1)
 
@@ -120,9 +120,9 @@ def test_a_chunk_of_orbax_is_verified_by_one_element(
 )
 def test_a_pickle_of_many_objects_is_refused(body: bytes, little: None) -> None:
     """One byte can make a dict of 64 bytes and a place for it."""
-    load(b"\x80\x02(" + body[: len(body) // 2] + b"t.", {}, memory_bytes=600_000)
+    load(b"\x80\x02(" + body[: len(body) // 2] + b"t.", {}, memory=Allowance(600_000))
     with pytest.raises(ManifestError, match=rf"of the pickle takes about .*; {RAISE}"):
-        load(b"\x80\x02(" + body + b"t.", {}, memory_bytes=600_000)
+        load(b"\x80\x02(" + body + b"t.", {}, memory=Allowance(600_000))
 
 
 def test_a_value_of_many_parts_is_refused(tmp_path: Path) -> None:
@@ -137,4 +137,86 @@ def test_a_value_of_many_parts_is_refused(tmp_path: Path) -> None:
 def test_an_honest_pickle_is_not_overestimated() -> None:
     """As Python has them they take 25 MiB."""
     value = {f"key {n}": list(range(n, n + 20)) for n in range(20_000)}
-    assert load(pickle.dumps(value, 2), {}, memory_bytes=1) == value
+    assert load(pickle.dumps(value, 2), {}, memory=Allowance(1)) == value
+
+
+FILES = 4
+LONG = "x" * (9 << 20)
+"""A text that fits the limit, where four of it do not."""
+
+
+def _many_headers(path: Path) -> Path:
+    for n in range(1, FILES + 1):
+        file = path / f"w-{n:05}-of-{FILES:05}.safetensors"
+        save_file({f"w{n}": np.zeros(1)}, file, {f"text {n}": LONG})
+    return path
+
+
+def _many_pickles(path: Path) -> Path:
+    import torch
+
+    names = {f"w{n}": f"w-{n:05}-of-{FILES:05}.bin" for n in range(1, FILES + 1)}
+    for n, file in names.items():
+        torch.save({n: torch.zeros(1), f"text {n}": LONG}, path / file)
+    (path / "w.bin.index.json").write_text(json.dumps({"weight_map": names}))
+    return path
+
+
+def _many_items(path: Path) -> Path:
+    xckpt.save(path / "original", {"w": np.zeros(1)})
+    convert(path / "original", path / "1" / "state", format="orbax")
+    (path / "1" / "_CHECKPOINT_METADATA").write_text("{}")
+    for n in range(FILES):
+        (path / "1" / f"item{n}").mkdir()
+        (path / "1" / f"item{n}" / "metadata").write_text(json.dumps(LONG))
+    return path / "1"
+
+
+def _many_objects(path: Path) -> Path:
+    state = {f"text {n}": LONG for n in range(FILES)}
+    xckpt.save(path / "original", state)
+    convert(path / "original", path / "dcp", format="dcp")
+    return path / "dcp"
+
+
+def _many_documents(path: Path) -> Path:
+    xckpt.save(path / "original", {f"w{n}": np.zeros(1) for n in range(12)})
+    convert(path / "original", path / "orbax", format="orbax")
+    for file in path.glob("orbax/w*/zarr.json"):
+        document = json.loads(file.read_text())
+        document["attributes"] = {"text": "x" * 900_000}
+        file.write_text(json.dumps(document))
+    return path / "orbax"
+
+
+@pytest.mark.parametrize(
+    "make", [_many_headers, _many_pickles, _many_items, _many_objects, _many_documents]
+)
+def test_the_files_of_a_checkpoint_share_the_budget(
+    tmp_path: Path, make: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone fits it."""
+    path = make(tmp_path)
+    monkeypatch.setattr("xckpt.storage.foreign.documents.LEAST_LIMIT", 1)
+    monkeypatch.setattr("xckpt.core.manifest.memory.LEAST_LIMIT", 1)
+    monkeypatch.setattr("xckpt.storage.foreign.zarr_limits.LEAST_LIMIT", 1)
+    words = rf"with the .* of what was read before, takes about .*; {RAISE}"
+    tight = 30 << 20
+    for use in (xckpt.load, xckpt.open):
+        with pytest.raises(ManifestError, match=words):
+            use(path, options=xckpt.LoadOptions(memory_bytes=tight))
+    with pytest.raises(ManifestError, match=words):
+        convert(path, tmp_path / "to", options=xckpt.SaveOptions(memory_bytes=tight))
+    assert xckpt.open(path)
+
+
+def test_an_allowance_is_given_back() -> None:
+    """What is needed for a time only does not count any more; also where it is refused."""
+    memory = Allowance(100 << 20)
+    for _ in range(3):
+        with memory.passing() as needed, needed.passing() as inner:
+            needed.take(40 << 20, "one")
+            inner.take(50 << 20, "another")
+            with pytest.raises(MemoryLimitError, match=r"with the 90.0 MiB of what was read"):
+                inner.take(20 << 20, "a third")
+    memory.take(100 << 20, "all")

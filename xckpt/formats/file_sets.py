@@ -20,11 +20,13 @@ from xckpt.errors import (
     NotACheckpointError,
     StorageError,
 )
-from xckpt.storage.foreign.documents import MEMORY_BYTES, read_json
+from xckpt.storage.foreign.documents import Allowance, read_json
 from xckpt.storage.foreign.paths import FilePath, file_name_problem, named, naming
 from xckpt.storage.location import storage_errors
 
 INDEX: Final = ".index.json"
+NAME_BYTES: Final = 160
+"""Of a name in an index, beside its letters."""
 _SERIES: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 
 
@@ -38,26 +40,27 @@ class Files:
     index_path: FilePath | None = None
 
 
-def find_files(path: FilePath, suffix: str, memory_bytes: int = MEMORY_BYTES) -> Files:
+def find_files(path: FilePath, suffix: str, memory: Allowance | None = None) -> Files:
     """The files that a path means: a file, an index, or a folder of either.
 
     Args:
         path: what the user gave.
         suffix: how they end.
-        memory_bytes: what the index may take.
+        memory: what the index may take; it counts what stays.
 
     Raises:
         NotACheckpointError: there are none, or several that do not belong together.
         ManifestError: the index is damaged, or names files that are missing or outside its folder.
     """
+    memory = memory or Allowance()
     if path.is_file():
         is_index = path.name.endswith(suffix + INDEX)
-        return _indexed(path, suffix, memory_bytes) if is_index else Files((path,))
+        return _indexed(path, suffix, memory) if is_index else Files((path,))
     indexes = named(path, f"{suffix}{INDEX}")
     files = named(path, suffix)
     if len(indexes) == 1:
         [index] = indexes
-        found, whole = _indexed(index, suffix, memory_bytes), index.name.removesuffix(INDEX)
+        found, whole = _indexed(index, suffix, memory), index.name.removesuffix(INDEX)
         if whole in {file.name for file in files} - {file.name for file in found.paths}:
             raise NotACheckpointError(
                 f"{path} holds {whole} and {index.name}, which does not name it; readers differ in "
@@ -92,13 +95,14 @@ def _check_series(folder: FilePath, files: list[FilePath], suffix: str) -> None:
         raise CorruptCheckpointError(f"{folder}: files of {int(count)} are missing: {some}")
 
 
-def _indexed(path: FilePath, suffix: str, memory_bytes: int) -> Files:
+def _indexed(path: FilePath, suffix: str, memory: Allowance) -> Files:
     with naming(path):
-        text = read_json(path, memory_bytes)
-        try:
-            index = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ManifestError(f"the index is damaged: {str(error)[:200]}") from error
+        with memory.passing() as needed:
+            text = read_json(path, needed)
+            try:
+                index = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise ManifestError(f"the index is damaged: {str(error)[:200]}") from error
         names = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(names, dict) or not names:
             raise ManifestError("the index has no weight_map of names to files")
@@ -113,6 +117,7 @@ def _indexed(path: FilePath, suffix: str, memory_bytes: int) -> Files:
             raise ManifestError.listing(
                 "the index names what is not a file of its folder", problems
             )
+        memory.take(sum(map(len, names)) + len(names) * NAME_BYTES, "what the index names")
         files = sorted(set(names.values()))
         _check_presence(path.parent, files, names, suffix)
         paths = {file: path.parent / file for file in files}

@@ -27,6 +27,7 @@ from xckpt.errors import (
 from xckpt.formats.torch_save import values
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.values import MappedTensor
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.torch.leaf import from_numpy
 
 
@@ -242,11 +243,12 @@ def test_what_describes_an_archive_is_bounded_before_it_is_read(
 ) -> None:
     """46 bytes of a directory become ten times as many; a pickle may be a hole in a file."""
     monkeypatch.setattr(memory, "LEAST_LIMIT", 1)
+    monkeypatch.setattr("xckpt.storage.foreign.documents.LEAST_LIMIT", 1)
     content = with_entries(
         archive("x" * 9000 if count == 1 else 1), {f"archive/{n:010}": b"" for n in range(count)}
     )
     (tmp_path / "file").write_bytes(content)
     where = Where("file", 0, len(content))
-    assert Archive.open(tmp_path, where, 1 << 20).value() in (1, "x" * 9000)
+    assert Archive.open(tmp_path, where, Allowance(1 << 20)).value() in (1, "x" * 9000)
     with pytest.raises(ManifestError, match=rf"{what}.* takes .*memory_bytes \(19.5 KiB\)"):
-        Archive.open(tmp_path, where, 20_000)
+        Archive.open(tmp_path, where, Allowance(20_000))

@@ -16,6 +16,7 @@ from tests.support.examples import examples
 from tests.support.tilings import region, shapes
 from xckpt.core.manifest.entries import array_metadata
 from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
 
 
@@ -110,7 +111,7 @@ def test_an_array_that_is_huge_by_its_shape_alone_is_refused(
 
 def test_a_chunk_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
     """TensorStore would end the process: a few bytes can claim any chunk, a sparse file be it."""
-    folder = ZarrFolder(tmp_path, memory_bytes=1 << 50)
+    folder = ZarrFolder(tmp_path, memory=Allowance(1 << 50))
     document = array_metadata("float32", (1 << 45,), (1 << 45,), None, ())
     folder._root.write("w/zarr.json", json.dumps(document).encode()).result()
     words = (

@@ -15,6 +15,7 @@ import xckpt
 from xckpt.core.manifest.entries import array_metadata
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.foreign import zarr_limits
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
 
 RAISE = r"raise LoadOptions\(memory_bytes=\), to convert SaveOptions\(memory_bytes=\)"
@@ -39,15 +40,15 @@ def test_a_chunk_that_the_folder_holds_is_read(
         part = values[4000 * number :][:4000].tobytes()
         folder._root.write(f"w/c/{number}", part).result()
     into = np.zeros(8000, np.uint8)
-    ZarrFolder(tmp_path, memory_bytes=1000).open("w", version=3).read((0,), into)
+    ZarrFolder(tmp_path, memory=Allowance(1000)).open("w", version=3).read((0,), into)
     np.testing.assert_array_equal(into, values)
     # A folder that holds a quarter less than the chunk claims is a claim.
     described(folder, 3, 16_001, 32_002)
     with pytest.raises(LeafTooLargeError, match="more than memory_bytes"):
-        ZarrFolder(tmp_path, memory_bytes=1000).open("w", version=3)
+        ZarrFolder(tmp_path, memory=Allowance(1000)).open("w", version=3)
     os.truncate(tmp_path / "w/c/0", 1 << 30)  # a hole is not held
     with pytest.raises(LeafTooLargeError, match="more than memory_bytes"):
-        ZarrFolder(tmp_path, memory_bytes=1000).open("w", version=3)
+        ZarrFolder(tmp_path, memory=Allowance(1000)).open("w", version=3)
 
 
 def described(folder: ZarrFolder, version: int, chunk: int, shape: int = 8) -> None:
@@ -69,8 +70,8 @@ def test_a_chunk_above_the_budget_is_refused(tmp_path: Path, version: int, ocdbt
     described(ZarrFolder(tmp_path, ocdbt=ocdbt), version, 2000, 4000)
     words = rf"a chunk of \(2000,\) is .* 2.0 KiB, more than memory_bytes \(1.0 KiB\); {RAISE}"
     with pytest.raises(LeafTooLargeError, match=words):
-        ZarrFolder(tmp_path, ocdbt=ocdbt, memory_bytes=1024).open("w", version=version)
-    ZarrFolder(tmp_path, ocdbt=ocdbt, memory_bytes=2000).open("w", version=version)
+        ZarrFolder(tmp_path, ocdbt=ocdbt, memory=Allowance(1024)).open("w", version=version)
+    ZarrFolder(tmp_path, ocdbt=ocdbt, memory=Allowance(2000)).open("w", version=version)
 
 
 @pytest.mark.parametrize("ocdbt", [False, True])
@@ -81,14 +82,14 @@ def test_what_is_stored_of_a_chunk_is_measured(tmp_path: Path, version: int, ocd
     described(folder, version, 4)
     for number in (0, 1):
         folder._root.write(f"{key[:-1]}{number}", b"abcd").result()
-    folder = ZarrFolder(tmp_path, ocdbt=ocdbt, memory_bytes=8)
+    folder = ZarrFolder(tmp_path, ocdbt=ocdbt, memory=Allowance(8))
     into = np.zeros(8, np.uint8)
     folder.open("w", version=version).read((0,), into)
     assert into.tobytes() == b"abcdabcd"
     folder._root.write(key, b"abcde" * 1000).result()
     words = rf"{key}: a chunk of \(4,\) is decoded as one, and more than 4 B .*; {RAISE}"
     with pytest.raises(LeafTooLargeError, match=words):
-        ZarrFolder(tmp_path, ocdbt=ocdbt, memory_bytes=8).open("w", version=version)
+        ZarrFolder(tmp_path, ocdbt=ocdbt, memory=Allowance(8)).open("w", version=version)
 
 
 @pytest.mark.parametrize("size", [2 << 30, 1 << 40])
@@ -111,16 +112,16 @@ def test_parts_of_a_zarr_shard_are_measured(tmp_path: Path) -> None:
     values = np.arange(4000, dtype=np.uint8)
     array[:] = values
     into = np.zeros(4000, np.uint8)
-    ZarrFolder(tmp_path, memory_bytes=1100).open("w", version=3).read((0,), into)
+    ZarrFolder(tmp_path, memory=Allowance(1100)).open("w", version=3).read((0,), into)
     np.testing.assert_array_equal(into, values)
     with pytest.raises(LeafTooLargeError, match="more than 200 B is stored"):
-        ZarrFolder(tmp_path, memory_bytes=700).open("w", version=3)
+        ZarrFolder(tmp_path, memory=Allowance(700)).open("w", version=3)
     # One whose index is written otherwise cannot be measured.
     document = json.loads((tmp_path / "w/zarr.json").read_text())
     document["codecs"][0]["configuration"]["index_codecs"].pop()
     (tmp_path / "w/zarr.json").write_text(json.dumps(document))
     with pytest.raises(LeafTooLargeError, match="more than 600 B is stored"):
-        ZarrFolder(tmp_path, memory_bytes=1100).open("w", version=3)
+        ZarrFolder(tmp_path, memory=Allowance(1100)).open("w", version=3)
 
 
 def test_a_database_is_measured_before_it_is_opened(tmp_path: Path) -> None:
@@ -155,9 +156,9 @@ def test_chunks_that_are_decoded_share_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two reads of 600 bytes, as stored and decoded, do not fit 1000 together."""
-    folder = ZarrFolder(tmp_path, memory_bytes=1000)
+    folder = ZarrFolder(tmp_path, memory=Allowance(1000))
     described(folder, 3, 300, 600)
-    stored = ZarrFolder(tmp_path, memory_bytes=1000, fill_missing=True).open("w", version=3)
+    stored = ZarrFolder(tmp_path, memory=Allowance(1000), fill_missing=True).open("w", version=3)
     seen: list[int] = []
     region = type(stored)._region
 

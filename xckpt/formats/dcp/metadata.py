@@ -26,7 +26,7 @@ from xckpt.formats.dcp.keys import key_paths
 from xckpt.formats.torch_save.archive import Where
 from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, load
 from xckpt.formats.torch_save.values import BASIC_NAMES, are_counts
-from xckpt.storage.foreign.documents import MEMORY_BYTES
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.paths import file_name_problem
 
 MAX_BYTES: Final = 1 << 30
@@ -115,12 +115,12 @@ NAMES: Final[Mapping[str, Maker | None]] = {
 _KEY = tuple[str, Shape | None]
 
 
-def parse(data: bytes, memory_bytes: int = MEMORY_BYTES) -> DCPMetadata:
+def parse(data: bytes, memory: Allowance | None = None) -> DCPMetadata:
     """The content of a ``.metadata``, checked.
 
     Args:
         data: the file's bytes.
-        memory_bytes: what it may take; the estimate is twice what an honest pickle takes, which
+        memory: what it may take; the estimate is twice what an honest pickle takes, which
             leaves room for what is made of it.
 
     Raises:
@@ -132,7 +132,7 @@ def parse(data: bytes, memory_bytes: int = MEMORY_BYTES) -> DCPMetadata:
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"it is {len(data):,} bytes long; at most {MAX_BYTES:,} are read")
-    root = _fields(load(data, NAMES, memory_bytes=memory_bytes), "Metadata")
+    root = _fields(load(data, NAMES, memory=memory), "Metadata")
     described = root.get("state_dict_metadata")
     if not isinstance(described, dict) or not all(isinstance(name, str) for name in described):
         raise ManifestError("its state_dict_metadata is not a dict of names")

@@ -19,7 +19,7 @@ from operator import call
 from typing import Any, Final
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
+from xckpt.core.manifest.memory import RAISE
 from xckpt.core.names import KeyPath, join_keys
 from xckpt.core.tree import DEEPEST, flatten, unflatten
 from xckpt.errors import (
@@ -35,9 +35,10 @@ from xckpt.formats.dcp.metadata import DCPMetadata, parse
 from xckpt.formats.source import Opaque
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.source import MappedParts, MappedSource
-from xckpt.formats.torch_save.values import PART_BYTES, MappedTensor
+from xckpt.formats.torch_save.values import PART_BYTES, MappedTensor, kept_bytes
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, find_path, named, naming
 from xckpt.storage.location import storage_errors
@@ -51,7 +52,8 @@ class DCPSource(MappedSource):
 
     Args:
         path: a folder with a ``.metadata``; a local path or a URL.
-        options: its ``memory_bytes`` is what ``.metadata`` and each entry's values may take.
+        options: its ``memory_bytes`` is what ``.metadata`` and the entries' values may take
+            together.
         opaque: keep entries that are neither tensors nor values as bytes.
         skip_objects: leave them out, and list them in ``skipped``.
 
@@ -82,7 +84,7 @@ class DCPSource(MappedSource):
         opaque: bool = False,
         skip_objects: bool = False,
     ) -> None:
-        memory = (options or LoadOptions()).memory_bytes
+        memory = Allowance.of(options)
         folder = find_path(path)
         data = _read_metadata(folder, memory)
         with naming(folder / ".metadata"):
@@ -98,7 +100,7 @@ class DCPSource(MappedSource):
         self._identity = hashlib.sha256(data).digest()
 
 
-def _read_metadata(folder: FilePath, memory_bytes: int) -> bytes:
+def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
     """The bytes of ``.metadata``.
 
     Raises:
@@ -119,15 +121,16 @@ def _read_metadata(folder: FilePath, memory_bytes: int) -> bytes:
             f"{folder} is not a DCP folder: there is no .metadata in it; {hint}"
         )
     with storage_errors(path), closing(open_file(path)) as file:
-        most = max(memory_bytes, LEAST_LIMIT)
-        data = file.whole(most)
+        data = file.whole(memory.most)
     if data is None:
-        raise MemoryLimitError(f"{path}: it is over {most:,} bytes long (memory_bytes); {RAISE}")
+        raise MemoryLimitError(
+            f"{path}: it is over {memory.most:,} bytes long (memory_bytes); {RAISE}"
+        )
     return data
 
 
 def _read_entries(
-    folder: FilePath, described: DCPMetadata, opaque: bool, memory_bytes: int
+    folder: FilePath, described: DCPMetadata, opaque: bool, memory: Allowance
 ) -> dict[str, object]:
     """FQN -> a tensor, or the value of an object, with a `MappedTensor` for each tensor in it.
 
@@ -136,11 +139,11 @@ def _read_entries(
             listed.
     """
     readers: list[tuple[str, partial[Any]]] = []
-    chunk = partial(_chunk, folder, memory_bytes)
+    chunk = partial(_chunk, folder, memory)
     for name in described.order:
         if name in described.objects:
             where = described.objects[name]
-            readers.append((name, partial(_object, folder, where, opaque, memory_bytes)))
+            readers.append((name, partial(_object, folder, where, opaque, memory)))
             continue
         tensor = described.tensors[name]
         readers += [
@@ -156,13 +159,13 @@ def _read_entries(
     }
 
 
-def _chunk(folder: FilePath, memory_bytes: int, where: Where, dtype: str, box: Box) -> MappedTensor:
+def _chunk(folder: FilePath, memory: Allowance, where: Where, dtype: str, box: Box) -> MappedTensor:
     """A chunk of a tensor.
 
     Raises:
         XckptError: it cannot be read, or differs from the metadata.
     """
-    part = Archive.open(folder, where, memory_bytes).value(memory_bytes)
+    part = Archive.open(folder, where, memory).value(memory)
     if not isinstance(part, MappedTensor):
         stored = f"a {type(part).__name__}"
     elif (part.dtype, part.shape) != (dtype, box.sizes):
@@ -174,7 +177,7 @@ def _chunk(folder: FilePath, memory_bytes: int, where: Where, dtype: str, box: B
     )
 
 
-def _object(folder: FilePath, where: Where, opaque: bool, memory_bytes: int) -> object:
+def _object(folder: FilePath, where: Where, opaque: bool, memory: Allowance) -> object:
     """The value of an entry of bytes.
 
     Raises:
@@ -182,8 +185,9 @@ def _object(folder: FilePath, where: Where, opaque: bool, memory_bytes: int) -> 
         CorruptCheckpointError: the file is missing, truncated or damaged.
     """
     try:
-        value = Archive.open(folder, where, memory_bytes).value(memory_bytes)
+        value = Archive.open(folder, where, memory).value(memory)
         flatten(value)
+        memory.take(kept_bytes(value), "what is saved there")
     except (UnsafePickleError, UnsupportedLeafError) as error:
         reason = "; ".join(map(str, error.problems)) or str(error)
         if opaque:
@@ -201,7 +205,7 @@ def _content(folder: FilePath, where: Where) -> bytes:
         return file.fetch([(where.offset, where.offset + where.length)])[0]
 
 
-def _tree(described: DCPMetadata, leaves: Mapping[str, object], memory_bytes: int) -> object:
+def _tree(described: DCPMetadata, leaves: Mapping[str, object], memory: Allowance) -> object:
     """The tree of key paths: an int is a position in a list, a string a key of a dict.
 
     An absent entry of a list becomes None, as in torch.
@@ -223,7 +227,7 @@ def _tree(described: DCPMetadata, leaves: Mapping[str, object], memory_bytes: in
         entries[name] = leaf
         paths.append(path)
     lists: list[KeyPath] = []
-    left = max(memory_bytes, LEAST_LIMIT) // PART_BYTES
+    left = memory.most // PART_BYTES
     for path, below in keys_below(paths).items():
         positions = {key for key in below if isinstance(key, int)}
         if positions != below:

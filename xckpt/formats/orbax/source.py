@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,10 +44,13 @@ from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
-from xckpt.storage.foreign.documents import read_json
+from xckpt.storage.foreign.documents import Allowance, read_json
 from xckpt.storage.foreign.files import state_of
 from xckpt.storage.foreign.paths import existing_path, file_name_problem, named, naming
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
+
+LEAF_BYTES: Final = 400
+"""Of a leaf that the tree lists, beside its text."""
 
 
 class OrbaxSource(TensorSource):
@@ -55,8 +59,8 @@ class OrbaxSource(TensorSource):
     Args:
         path: the folder of an item, of a step with one item, or of a `CheckpointManager` with one
             step.
-        options: its ``memory_bytes`` is what each document may take, and the chunks that are being
-            decoded.
+        options: its ``memory_bytes`` is what the documents may take together, and the chunks that
+            are being decoded.
 
     Raises:
         NotACheckpointError: there is none, or several.
@@ -68,13 +72,16 @@ class OrbaxSource(TensorSource):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
-        self._memory = (options or LoadOptions()).memory_bytes
+        self._memory = Allowance.of(options)
         given = existing_path(path)
         self.path = find_item(given)
         self.threads = reading_threads(self.path)
-        data = read_json(self.path / TREE, self._memory)
-        with naming(self.path / TREE):
-            tree = parse_tree(data)
+        with self._memory.passing() as needed:
+            data = read_json(self.path / TREE, needed)
+            with naming(self.path / TREE):
+                tree = parse_tree(data)
+        kept = len(data) + len(tree.leaves) * LEAF_BYTES
+        self._memory.take(kept, f"{self.path / TREE}: what it lists")
         user = user_metadata(given, self.path, tree.custom, self._memory)
         with naming(given):
             self.metadata = metadata_texts(user or None)
@@ -102,7 +109,7 @@ class OrbaxSource(TensorSource):
         if ocdbt and not (self.path / "manifest.ocdbt").is_file():
             raise CorruptCheckpointError(f"{self.path}: manifest.ocdbt is missing")
         folder = ZarrFolder(
-            self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing, memory_bytes=self._memory
+            self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing, memory=self._memory
         )
 
         def opened(leaf: Leaf) -> StoredZarr:
@@ -144,8 +151,8 @@ class OrbaxSource(TensorSource):
         for path in named(self.path / ARRAY_METADATA):
             if not path.name.startswith("process_"):
                 continue
-            with naming(path):
-                document = parse_json(read_json(path, self._memory), dict[str, object])
+            with naming(path), self._memory.passing() as needed:
+                document = parse_json(read_json(path, needed), dict[str, object])
             listed = document.get("array_metadatas")
             for each in listed if isinstance(listed, list) else ():
                 match each:
@@ -165,7 +172,8 @@ class OrbaxSource(TensorSource):
         noted = (folder / CHECKPOINT for folder in (self.path, self.path.parent))
         first = next((path for path in noted if path.is_file()), None)
         if first is not None:
-            parts.append(read_json(first, self._memory))
+            with self._memory.passing() as needed:
+                parts.append(read_json(first, needed))
         return hashlib.sha256(b"".join(parts)).digest()
 
     def chunks(self, name: str) -> tuple[int, ...]:

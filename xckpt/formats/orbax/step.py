@@ -24,7 +24,7 @@ from xckpt.formats.orbax.tree import (
     parse_json,
     steps_in,
 )
-from xckpt.storage.foreign.documents import read_json
+from xckpt.storage.foreign.documents import Allowance, read_json
 from xckpt.storage.foreign.paths import FilePath, naming
 
 UNFINISHED: Final = ".orbax-checkpoint-tmp"
@@ -85,7 +85,7 @@ def _instead(path: FilePath) -> str:
 
 
 def user_metadata(
-    path: FilePath, item: FilePath, custom: object, memory_bytes: int
+    path: FilePath, item: FilePath, custom: object, memory: Allowance
 ) -> Mapping[str, object]:
     """What is kept beside a tree.
 
@@ -93,32 +93,32 @@ def user_metadata(
         path: what the caller gave.
         item: the folder of the tree.
         custom: the custom metadata of the tree itself.
-        memory_bytes: what each document may take.
+        memory: what the documents may take together.
     """
     step = None if item == path else item.parent
     user: dict[str, object] = {}
     for folder in (item,) if step is None else (step, item):
-        user |= _custom(folder, memory_bytes)
+        user |= _custom(folder, memory)
     user |= custom if isinstance(custom, dict) else {"custom_metadata": custom} if custom else {}
     if step is not None:
-        beside = dict(_items(step, item, memory_bytes))
+        beside = dict(_items(step, item, memory))
         if beside:
             user[ITEMS] = beside
     return user
 
 
-def _custom(folder: FilePath, memory_bytes: int) -> Mapping[str, object]:
+def _custom(folder: FilePath, memory: Allowance) -> Mapping[str, object]:
     """The custom metadata of a folder's ``_CHECKPOINT_METADATA``."""
     path = folder / CHECKPOINT
     if not path.is_file():
         return {}
     with naming(path):
-        document = parse_json(read_json(path, memory_bytes), dict[str, object])
+        document = parse_json(read_json(path, memory), dict[str, object])
     custom = document.get("custom_metadata")
     return custom if isinstance(custom, dict) else {}
 
 
-def _items(step: FilePath, tree: FilePath, memory_bytes: int) -> Iterator[tuple[str, object]]:
+def _items(step: FilePath, tree: FilePath, memory: Allowance) -> Iterator[tuple[str, object]]:
     """(name, content) of the items of JSON in a step."""
     others: list[str] = []
     for folder in folders_in(step):
@@ -129,7 +129,7 @@ def _items(step: FilePath, tree: FilePath, memory_bytes: int) -> Iterator[tuple[
             others.append(folder.name)
             continue
         with naming(path):
-            yield folder.name, parse_json(read_json(path, memory_bytes), object)
+            yield folder.name, parse_json(read_json(path, memory), object)
     if others:
         warnings.warn(
             f"{step}: {printable(', '.join(others))}: items that are neither a tree nor JSON; "

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.manifest.memory import COPIES, check_memory, json_bytes
+from xckpt.core.manifest.memory import COPIES, json_bytes
 from xckpt.core.names import join_keys
 from xckpt.core.values import decode_value
 from xckpt.errors import (
@@ -42,11 +42,14 @@ from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, existing_path, naming
 from xckpt.storage.location import storage_errors
 
 SUFFIX: Final = ".safetensors"
+PLACE_BYTES: Final = 320
+"""Of a tensor's place in a file, beside its name."""
 FORMAT: Final = {"format": "pt"}
 """The text of ``__metadata__`` that files for torch have; it says nothing about the model."""
 VALUES: Final = "xckpt.values"
@@ -60,7 +63,7 @@ class SafetensorsSource(TensorSource):
 
     Args:
         path: a file, a folder, or an index.
-        options: its ``memory_bytes`` is what the index and each header may take.
+        options: its ``memory_bytes`` is what the index and the headers may take together.
 
     Raises:
         NotACheckpointError: nothing is there, or several files that do not belong together.
@@ -82,12 +85,12 @@ class SafetensorsSource(TensorSource):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
-        memory = (options or LoadOptions()).memory_bytes
+        memory = Allowance.of(options)
         self.path = existing_path(path)
         self.threads = reading_threads(self.path)
         files = find_files(self.path, SUFFIX, memory)
         named = [(file.name, file) for file in files.paths]
-        opened = map_named(self.path, partial(_open, memory_bytes=memory), named)
+        opened = map_named(self.path, partial(_open, memory=memory), named)
         # The files' headers, sizes and times of change.
         self._identity = hashlib.sha256(b"".join(state for _, _, state in opened)).digest()
         contents = {file.path: header.places for file, header, _ in opened}
@@ -135,7 +138,7 @@ class SafetensorsSource(TensorSource):
             file.close()
 
 
-def _open(path: FilePath, memory_bytes: int) -> tuple[RangeFile, Header, bytes]:
+def _open(path: FilePath, memory: Allowance) -> tuple[RangeFile, Header, bytes]:
     """A file, its header, and its state, which changes with it.
 
     Raises:
@@ -149,10 +152,12 @@ def _open(path: FilePath, memory_bytes: int) -> tuple[RangeFile, Header, bytes]:
         file = open_file(path)
         length = header_length(file.head(8), file.most_bytes)
         what = f"the header of {length:,} bytes"
-        check_memory(COPIES * length, what, memory_bytes)
-        [text] = file.fetch([(8, 8 + length)])
-        check_memory(json_bytes(text), what, memory_bytes)
-        header = parse_header(text, file.size(lambda: stated_size(text)))
+        with memory.passing() as needed:
+            needed.take(COPIES * length, what)
+            [text] = file.fetch([(8, 8 + length)])
+            needed.take(json_bytes(text) - COPIES * length, what, COPIES * length)
+            header = parse_header(text, file.size(lambda: stated_size(text)))
+        memory.take(length + PLACE_BYTES * len(header.places), what)
         state = f"{path.name} ".encode() + file.state() + hashlib.sha256(text).digest()
         return file, header, state
 

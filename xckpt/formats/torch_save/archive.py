@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from xckpt.core.manifest.memory import COPIES, check_memory
+from xckpt.core.manifest.memory import COPIES
 from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError
 from xckpt.formats.torch_save.values import Storage, read_value
-from xckpt.storage.foreign.documents import MEMORY_BYTES
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, naming
 from xckpt.storage.location import storage_errors
@@ -64,13 +64,13 @@ class Archive:
     little_endian: bool
 
     @classmethod
-    def open(cls, folder: FilePath, where: Where, memory_bytes: int = MEMORY_BYTES) -> Archive:
+    def open(cls, folder: FilePath, where: Where, memory: Allowance | None = None) -> Archive:
         """Find the entries of an archive.
 
         Args:
             folder: where the file is.
             where: the archive's range of it.
-            memory_bytes: what the description of its entries may take, and ``data.pkl``.
+            memory: what the description of its entries may take, and ``data.pkl``.
 
         Raises:
             ManifestError: they take more.
@@ -78,6 +78,7 @@ class Archive:
             UnsupportedLeafError: it holds safetensors.
             StorageError: the file cannot be read.
         """
+        memory = memory or Allowance()
         path = folder / where.file
         end = where.offset + where.length
         there = f"[{where.offset:,}, {end:,})"
@@ -91,25 +92,26 @@ class Archive:
                         f"{path} is truncated: it has {file.most_bytes:,} bytes, but an entry lies "
                         f"at {there}"
                     )
-                with naming(f"{path}: bytes {there}"):
-                    view = _FileRange(file, where, memory_bytes)
-                    records = _records(view, memory_bytes)
+                with naming(f"{path}: bytes {there}"), memory.passing() as needed:
+                    view = _FileRange(file, where, needed)
+                    records = _records(view, needed)
                     pickled, order = view.ranges(
                         [records["data.pkl"], records.get("byteorder", (0, 0))]
                     )
         absolute = {name: (where.offset + at, size) for name, (at, size) in records.items()}
         return cls(path, pickled, absolute, order in (b"", b"little"))
 
-    def value(self, memory_bytes: int = MEMORY_BYTES) -> object:
+    def value(self, memory: Allowance | None = None) -> object:
         """What was saved: plain values, with a `MappedTensor` for each tensor.
 
         Args:
-            memory_bytes: what the values may take.
+            memory: what the values may take; the caller counts those that stay.
 
         Raises:
             XckptError: see `read_value`.
         """
-        return read_value(self.pickled, self._storage, memory_bytes)
+        with (memory or Allowance()).passing() as needed:
+            return read_value(self.pickled, self._storage, needed)
 
     def _storage(self, key: str, dtype: str | None) -> Storage:
         record = self.records.get(f"data/{key}")
@@ -141,9 +143,9 @@ def _no_storage(key: str, dtype: str | None) -> Storage:
 class _FileRange:
     """A range of a file, as `zipfile` reads a file; in a bucket both ends are read ahead."""
 
-    def __init__(self, file: RangeFile, where: Where, memory_bytes: int) -> None:
+    def __init__(self, file: RangeFile, where: Where, memory: Allowance) -> None:
         self._file, self._start, self.length, self._at = file, where.offset, where.length, 0
-        self._memory = memory_bytes
+        self._memory = memory
         self._edges: list[tuple[int, bytes]] = []
         if file.free_bytes:
             edge = min(EDGE_BYTES, self.length)
@@ -168,7 +170,7 @@ class _FileRange:
         """
         left = max(0, self.length - self._at)
         size = left if size < 0 else min(size, left)
-        check_memory(ENTRY_TIMES * size, f"a directory of {size:,} bytes", self._memory)
+        self._memory.take(ENTRY_TIMES * size, f"a directory of {size:,} bytes")
         [data] = self.ranges([(self._at, size)])
         self._at += len(data)
         return data
@@ -215,7 +217,7 @@ def stated_length(file: RangeFile) -> int:
     return offset + size + len(tail) - at
 
 
-def _records(view: _FileRange, memory_bytes: int) -> dict[str, tuple[int, int]]:
+def _records(view: _FileRange, memory: Allowance) -> dict[str, tuple[int, int]]:
     """Name within the archive -> start and length of each entry."""
     try:
         entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
@@ -240,7 +242,7 @@ def _records(view: _FileRange, memory_bytes: int) -> dict[str, tuple[int, int]]:
         if records.setdefault(entry.filename.removeprefix(root), found) != found:
             raise CorruptCheckpointError(f"an archive with two entries {entry.filename[:80]}")
     length = records["data.pkl"][1]
-    check_memory(COPIES * length, f"a data.pkl of {length:,} bytes", memory_bytes)
+    memory.take(COPIES * length, f"a data.pkl of {length:,} bytes")
     return records
 
 

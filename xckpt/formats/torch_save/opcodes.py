@@ -11,8 +11,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from xckpt.core.manifest.memory import LEAST_LIMIT, check_memory
+from xckpt.storage.foreign.documents import Allowance
 
+STEP_BYTES: Final = 1 << 12
+"""Bytes that are counted at a time."""
 LEAST_COST: Final = 16
 """Bytes of an opcode that makes no object: a place on the stack, in a list or in the memo."""
 COSTS: Final[Mapping[str, int]] = {
@@ -26,7 +28,7 @@ COSTS: Final[Mapping[str, int]] = {
 """Opcode -> bytes of what it makes, beside its argument; measured with CPython 3.11."""
 
 
-def opcodes(data: bytes, memory_bytes: int) -> Iterator[tuple[str, Any, int]]:
+def opcodes(data: bytes, memory: Allowance) -> Iterator[tuple[str, Any, int]]:
     r"""(name, argument, position) of each opcode.
 
     Raises:
@@ -34,15 +36,16 @@ def opcodes(data: bytes, memory_bytes: int) -> Iterator[tuple[str, Any, int]]:
         ValueError: the pickle is damaged.
 
     Example:
-        >>> list(opcodes(b"\x80\x02K\x07.", 1 << 26))
+        >>> list(opcodes(b"\x80\x02K\x07.", Allowance()))
         [('PROTO', 2, 0), ('BININT1', 7, 2), ('STOP', None, 4)]
     """
-    taken, most = 0, max(memory_bytes, LEAST_LIMIT)
+    taken = counted = 0
     for opcode, argument, position in pickletools.genops(data):
         taken += COSTS.get(opcode.name, LEAST_COST)
         if argument is not None:
             taken += sys.getsizeof(argument)
-        if taken > most:
+        if taken > STEP_BYTES:
             what = f"the first {position or 0:,} of {len(data):,} bytes of the pickle"
-            check_memory(taken, what, memory_bytes)
+            memory.take(taken, what, counted)
+            taken, counted = 0, counted + taken
         yield opcode.name, argument, position or 0

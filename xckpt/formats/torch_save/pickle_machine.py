@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
 from xckpt.formats.torch_save.opcodes import opcodes
-from xckpt.storage.foreign.documents import MEMORY_BYTES
+from xckpt.storage.foreign.documents import Allowance
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def load(
     data: bytes,
     names: Mapping[str, Maker | None],
     persistent: Maker | None = None,
-    memory_bytes: int = MEMORY_BYTES,
+    memory: Allowance | None = None,
 ) -> object:
     r"""The value that a pickle describes.
 
@@ -91,7 +91,7 @@ def load(
         names: the names that may occur -> what a call gives: a function of the caller's,
             `Record`, or None for what is never called.
         persistent: gives the value of a persistent id.
-        memory_bytes: what the objects may take.
+        memory: what the objects may take.
 
     Raises:
         UnsafePickleError: it names what ``names`` lacks, or calls what must not be called.
@@ -107,7 +107,7 @@ def load(
     """
     machine = _Machine(len(data), names, persistent)
     try:
-        for name, argument, position in opcodes(data, memory_bytes):
+        for name, argument, position in opcodes(data, memory or Allowance()):
             machine.position = position
             step = _STEPS.get(name)
             if step is None:

@@ -35,12 +35,12 @@ from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
 from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import cheap_together
 from xckpt.formats.torch_save.archive import Archive, Where, stated_length
-from xckpt.formats.torch_save.values import MappedTensor
+from xckpt.formats.torch_save.values import MappedTensor, kept_bytes
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
-from xckpt.storage.foreign.documents import MEMORY_BYTES
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named, naming
 from xckpt.storage.foreign.single_files import LEGACY
@@ -50,14 +50,14 @@ SUFFIXES: Final = (".bin", ".pt", ".pth")
 WEIGHTS: Final = "pytorch_model.bin"
 
 
-def find_saved(path: FilePath, memory_bytes: int = MEMORY_BYTES) -> Files:
+def find_saved(path: FilePath, memory: Allowance | None = None) -> Files:
     """The files of torch.save that a path means.
 
     Raises:
         NotACheckpointError: there are none, or several that do not belong together.
     """
     if path.is_file() or named(path, f".bin{INDEX}"):
-        return find_files(path, ".bin", memory_bytes)
+        return find_files(path, ".bin", memory)
     if (path / WEIGHTS).is_file():
         return Files((path / WEIGHTS,))
     if not path.is_dir():
@@ -159,7 +159,7 @@ class TorchSaveSource(MappedSource):
 
     Args:
         path: a file, an index, or a folder.
-        options: its ``memory_bytes`` is what the index and each file's values may take.
+        options: its ``memory_bytes`` is what the index and the files' values may take together.
 
     Raises:
         NotACheckpointError: nothing is there, or several files and no index.
@@ -183,11 +183,11 @@ class TorchSaveSource(MappedSource):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
-        memory = (options or LoadOptions()).memory_bytes
+        memory = Allowance.of(options)
         place = existing_path(path)
         files = find_saved(place, memory)
         named_files = [(file.name, file) for file in files.paths]
-        read = map_named(place, partial(_tree, memory_bytes=memory), named_files)
+        read = map_named(place, partial(_tree, memory=memory), named_files)
         trees = {file: tree for file, (tree, _) in zip(files.paths, read, strict=True)}
         super().__init__(place, _merged(files, trees))
         # The files' pickles, sizes and times of change.
@@ -197,7 +197,7 @@ class TorchSaveSource(MappedSource):
                 self._open(file)
 
 
-def _tree(path: FilePath, memory_bytes: int) -> tuple[FlatTree, bytes]:
+def _tree(path: FilePath, memory: Allowance) -> tuple[FlatTree, bytes]:
     """The leaves of one file, and its state, which changes with it."""
     with storage_errors(path), closing(open_file(path)) as file:
         if file.head(len(LEGACY)) == LEGACY:
@@ -207,10 +207,12 @@ def _tree(path: FilePath, memory_bytes: int) -> tuple[FlatTree, bytes]:
             )
         size = file.size(lambda: stated_length(file))
         state = file.state()
-    archive = Archive.open(path.parent, Where(path.name, 0, size), memory_bytes)
-    state_text = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
     try:
-        return flatten(archive.value(memory_bytes)), state_text
+        archive = Archive.open(path.parent, Where(path.name, 0, size), memory)
+        value = archive.value(memory)
+        memory.take(kept_bytes(value), "what is saved there")
+        state_text = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
+        return flatten(value), state_text
     except UnsafePickleError as error:
         raise UnsafePickleError(
             f"{error}; load it with torch, and save tensors and plain values alone, such as a "

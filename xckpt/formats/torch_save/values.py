@@ -11,6 +11,7 @@ shape and strides; a storage is a persistent id. Nothing of torch is imported or
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -22,12 +23,12 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.core.geometry.box import Shape
-from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
+from xckpt.core.manifest.memory import RAISE
 from xckpt.core.manifest.rules import shape_fault
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.strided_ranges import FileTensor
 from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load
-from xckpt.storage.foreign.documents import MEMORY_BYTES
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile
 from xckpt.storage.foreign.paths import FilePath
 
@@ -124,14 +125,14 @@ class Storage:
 
 
 def read_value(
-    pickled: bytes, find: Callable[[str, str | None], Storage], memory_bytes: int = MEMORY_BYTES
+    pickled: bytes, find: Callable[[str, str | None], Storage], memory: Allowance | None = None
 ) -> object:
     """The saved value in a ``data.pkl``: plain values, with a `MappedTensor` for each tensor.
 
     Args:
         pickled: the bytes of ``data.pkl``.
         find: gives a storage by its key in the archive and its dtype.
-        memory_bytes: what the objects may take.
+        memory: what the objects may take.
 
     Raises:
         UnsafePickleError: it holds an instance of a class, or a function.
@@ -147,18 +148,19 @@ def read_value(
         name = class_.name.rpartition(".")[2]
         return find(key, None if name == "UntypedStorage" else _STORAGES.get(name, name))
 
-    value = load(pickled, NAMES, storage, memory_bytes)
-    _check_plain(value, memory_bytes)
+    memory = memory or Allowance()
+    value = load(pickled, NAMES, storage, memory)
+    _check_plain(value, memory)
     return value
 
 
-def _check_plain(value: object, memory_bytes: int) -> None:
+def _check_plain(value: object, memory: Allowance) -> None:
     """Refuse what is neither a plain value nor a tensor.
 
     Raises:
         UnsupportedLeafError: there is such a part, or there are too many parts or containers.
     """
-    most = min(MOST_PARTS, max(memory_bytes, LEAST_LIMIT) // PART_BYTES)
+    most = min(MOST_PARTS, memory.most // PART_BYTES)
     waiting, left = [(value, 0)], most
     while waiting:
         part, depth = waiting.pop()
@@ -176,6 +178,27 @@ def _check_plain(value: object, memory_bytes: int) -> None:
         elif not isinstance(part, MappedTensor | str | bool | int | float | complex | bytes | None):
             kind = part.name if isinstance(part, Symbol) else type(part).__name__.lower()
             raise UnsupportedLeafError(f"a {kind} is not a plain value")
+
+
+def kept_bytes(value: object) -> int:
+    """Bytes that a plain value takes as leaves, from above.
+
+    Example:
+        >>> kept_bytes({"a": [1, 2]}) >= 3 * PART_BYTES
+        True
+    """
+    waiting, taken = [value], 0
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            taken += len(part) * PART_BYTES + sum(map(sys.getsizeof, part))
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            taken += len(part) * PART_BYTES
+            waiting += part
+        else:
+            taken += sys.getsizeof(part)
+    return taken
 
 
 # The functions for a pickle's names. Wrong arguments are a TypeError or ValueError.

@@ -32,7 +32,7 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.storage.budget import Budget
-from xckpt.storage.foreign.documents import MEMORY_BYTES
+from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
 from xckpt.storage.foreign.zarr_limits import (
@@ -59,6 +59,10 @@ MOST_ABSENT: Final = 1 << 36
 than this, a part must be stored."""
 MOST_TIMES: Final = 1024
 """How many times the bytes of its stored chunks such an array may have."""
+USUAL_DOCUMENT: Final = 1 << 11
+"""Bytes of an array's document that are part of what a leaf takes."""
+DOCUMENT_TIMES: Final = 8
+"""How many times the other bytes of a document are taken to keep it as objects."""
 CODECS: Final = ("crc32c",)
 
 _UNREAD: Final = (
@@ -132,7 +136,8 @@ class ZarrFolder:
         folder: where.
         ocdbt: whether the arrays lie in TensorStore's OCDBT database there, and not in files.
         fill_missing: whether a missing chunk is one of zeros.
-        memory_bytes: what reads may take for the chunks that they decode.
+        memory: what the arrays' documents may take, and its ``memory_bytes`` what reads may take
+            for the chunks that they decode.
 
     Example:
         >>> from pathlib import Path
@@ -151,14 +156,15 @@ class ZarrFolder:
         *,
         ocdbt: bool = False,
         fill_missing: bool = False,
-        memory_bytes: int = MEMORY_BYTES,
+        memory: Allowance | None = None,
     ) -> None:
         self.folder = folder
         self.location = Location.parse(str(folder))
         self.ocdbt = ocdbt
         self.fill_missing = fill_missing
-        self._limits = Limits(folder, self.location, memory_bytes)
-        self._memory = Budget(memory_bytes)
+        self._described = memory or Allowance()
+        self._limits = Limits(folder, self.location, self._described.memory_bytes)
+        self._memory = Budget(self._described.memory_bytes)
         self._root = open_store(self.location)
         # An index that was read since then is not read again.
         self._opened = time.time()
@@ -249,6 +255,9 @@ class ZarrFolder:
                 raise too_long(path, LONGEST_DOCUMENT)
         if content is None:
             raise CorruptCheckpointError(f"{self.location.child(name)}: there is no {file}")
+        # TensorStore keeps the attributes of an open array.
+        beyond = max(0, len(content) - USUAL_DOCUMENT)
+        self._described.take(DOCUMENT_TIMES * beyond, f"{path} of {len(content):,} bytes")
         return msgspec.json.decode(content, type=dict[str, object])
 
     def create(self, name: str, dtype: str, shape: Shape, chunk: Shape) -> StoredZarr:
