@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
 from xckpt.api.run.folder import RunFolder, key_of
@@ -22,6 +22,7 @@ from xckpt.errors import (
     NotACheckpointError,
     RanksFailedError,
     StorageError,
+    TreeMismatchError,
     VersionError,
     XckptError,
 )
@@ -37,6 +38,9 @@ GONE = (NotACheckpointError, CheckpointReplacedError)
 """Errors of a load if a step was deleted after it was listed."""
 LOST = (*DAMAGE, StorageError)
 """Errors of a load of a temporary step if its root was lost, on some hosts or on all."""
+STILL = (*DAMAGE, TreeMismatchError)
+"""Errors of a load of a step that the run knows as damaged: other ranks may have saved it, and its
+leaves are compared with the target before its chunks are read."""
 
 
 def in_short(error: XckptError) -> str:
@@ -80,7 +84,7 @@ class Candidate:
     path: str
     name: str
     """What messages call it."""
-    damage: tuple[type[XckptError], ...] = DAMAGE
+    damage: tuple[type[XckptError], ...] = field(default=DAMAGE, compare=False)
     """The errors of its load that mean damage."""
 
 
@@ -163,11 +167,15 @@ def _newest_first(folder: RunFolder, step: int | None) -> dict[Candidate, StepRe
     """The steps of a number, or all."""
     records = [each for each in reversed(folder.all) if step in (None, each.number)]
     return {
-        Candidate(
-            folder.path(each), f"step {each.number}", LOST if each.temporary else DAMAGE
-        ): each
+        Candidate(folder.path(each), f"step {each.number}", _damage_of(folder, each)): each
         for each in records
     }
+
+
+def _damage_of(folder: RunFolder, record: StepRecord) -> tuple[type[XckptError], ...]:
+    """The errors of a load of a step that mean damage."""
+    known = STILL if key_of(record) in folder.damaged else DAMAGE
+    return (*known, *LOST) if record.temporary else known
 
 
 def _each(folder: RunFolder, step: int | None, damaged: Damaged) -> Iterator[Candidate]:
