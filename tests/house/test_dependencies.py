@@ -75,10 +75,23 @@ print(xckpt.load({str(tmp_path / "b")!r})["w"].sum(), xckpt.open({str(tmp_path /
 
 def test_the_console_script_of_a_core_install_names_the_extra() -> None:
     done = core_install("from xckpt.cli import main; main()")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")  # 1 would say that something is damaged
     assert done.stderr == (
         "xckpt: the command line needs click and rich: pip install 'xckpt[cli]'\n"
     )
+
+
+def test_a_framework_that_is_missing_names_the_extra(tmp_path: Path) -> None:
+    done = core_install(f"""
+import xckpt
+xckpt.save({str(tmp_path / "a")!r}, {{"step": 3}})
+try:
+    xckpt.load({str(tmp_path / "a")!r}, framework="jax")
+except ImportError as error:
+    print(error)
+""")
+    wanted = "framework='jax' needs jax, which is not installed: pip install 'xckpt[jax]'\n"
+    assert (done.stdout, done.stderr) == (wanted, "")
 
 
 def test_a_core_install_has_no_extras() -> None:

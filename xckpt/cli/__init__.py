@@ -14,6 +14,9 @@ from typing import NoReturn
 
 __all__ = ["main"]
 
+UNANSWERED = 2
+"""Exit code of a command that cannot answer: wrong usage, no checkpoint, a missing package."""
+
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C has ended."""
 
@@ -26,7 +29,9 @@ def main() -> None:
         missing = [name for name in ("click", "rich") if find_spec(name) is None]
         if missing:
             words = " and ".join(missing)
-            sys.exit(f"xckpt: the command line needs {words}: pip install 'xckpt[cli]'")
+            # Not 1, which says that a checkpoint is damaged.
+            sys.stderr.write(f"xckpt: the command line needs {words}: pip install 'xckpt[cli]'\n")
+            sys.exit(UNANSWERED)
         from xckpt.cli.commands import commands
 
         commands()

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 
 import click
 
+from xckpt.cli import UNANSWERED
 from xckpt.core.text.printable import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def notices_on_stderr() -> Iterator[None]:
 class Failure(click.ClickException):
     """The question could not be answered: a message on stderr, exit code 2."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code: ClassVar[int] = UNANSWERED
 
     def show(self, file: IO[str] | None = None) -> None:
         """Print the message, without click's usage lines."""

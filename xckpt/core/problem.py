@@ -70,6 +70,17 @@ class Problem(str):
         """
         return line if isinstance(line, cls) else cls(text=line)
 
+    @classmethod
+    def about(cls, leaf: str, line: str) -> Self:
+        """A line that begins with the leaf's name, with the leaf as a value.
+
+        Example:
+            >>> problem = Problem.about("model/w", "model/w: a set is no tensor")
+            >>> problem.leaf, problem.text
+            ('model/w', 'a set is no tensor')
+        """
+        return cls(leaf, kind="type", text=line.removeprefix(f"{leaf or 'the root'}: "), line=line)
+
     def on(self, rank: int) -> Problem:
         """The same problem, with the rank on which it is."""
         return Problem(self.leaf, self.box, rank, self.kind, self.text, str(self))

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath, component, join_keys, key_of, split_name
+from xckpt.core.problem import Problem
 from xckpt.core.values import shown_value
 from xckpt.errors import ManifestError, PlanError, UnsupportedLeafError
 
@@ -103,7 +104,7 @@ class _Walk:
             self._add(name, node)
             return
         if id(node) in above:
-            self.problems.append(f"{name}: the tree contains itself")
+            self.problems.append(Problem(name, kind="type", text="the tree contains itself"))
             return
         if len(above) >= DEEPEST:
             self.problems.append(f"{name[:80]}...: more than {DEEPEST} containers deep")
@@ -113,23 +114,22 @@ class _Walk:
             self.flat.containers[name] = kind
         for key, child in entries:
             if problem := _key_problem(key):
-                self.problems.append(
-                    f"{name or 'the root'}: dict key {shown_value(key)[:200]} {problem}"
-                )
+                text = f"dict key {shown_value(key)[:200]} {problem}"
+                self.problems.append(Problem(name, kind="type", text=text))
             else:
                 part = component(key)
                 self.visit(child, f"{name}/{part}" if above else part, (*above, id(node)))
 
     def _add(self, name: str, leaf: object) -> None:
         if name in self.flat.leaves:
-            self.problems.append(f"{name or 'the root'}: two leaves have this name")
+            self.problems.append(Problem(name, kind="type", text="two leaves have this name"))
         self.flat.leaves[name] = leaf
 
     def _open_object(self, node: object, name: str) -> ObjectState | None:
         try:
             return self.adapters.open_object(node, name)
         except UnsupportedLeafError as error:
-            self.problems.append(str(error))
+            self.problems.append(Problem.about(name, str(error)))
             return None
 
 

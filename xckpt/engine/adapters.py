@@ -110,7 +110,8 @@ def framework_adapter(framework: str) -> Adapter[Any]:
         importlib.import_module(framework)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"framework={framework!r} needs {framework}, which is not installed"
+            f"framework={framework!r} needs {framework}, which is not installed: "
+            f"pip install 'xckpt[{framework}]'"
         ) from error
     adapter: Adapter[Any] = importlib.import_module(_MODULES[framework]).ADAPTER
     return adapter

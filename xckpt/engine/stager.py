@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import Copyable, Part
 from xckpt.core.names import split_name
+from xckpt.core.problem import Problem
 from xckpt.core.text.advice import no_value
 from xckpt.core.text.arguments import named
 from xckpt.core.tree import FlatTree, flatten, rebuild
@@ -205,7 +206,7 @@ class BlockingAsyncStager(AsyncStager):
             try:
                 copyables[id(leaf)] = self._copyable(leaf, name, adapters)
             except UnsupportedLeafError as error:
-                problems.append(str(error))
+                problems.append(Problem.about(name, str(error)))
         if problems:
             raise UnsupportedLeafError.leaves("cannot be saved", problems)
         return flat, copyables

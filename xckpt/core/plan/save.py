@@ -31,6 +31,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.part.replicas import small_replicas
 from xckpt.core.plan.items import LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
+from xckpt.core.problem import Problem
 from xckpt.core.targets.find import is_code
 from xckpt.core.text.advice import no_value
 from xckpt.core.text.arguments import wrong_argument
@@ -186,7 +187,7 @@ class DefaultSavePlanner(SavePlanner):
             try:
                 self._leaves[name] = self._describe(leaf, name)
             except UnsupportedLeafError as error:
-                problems.append(str(error))
+                problems.append(Problem.about(name, str(error)))
         if problems:
             raise UnsupportedLeafError.leaves("cannot be saved", problems)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.wanted import WantedLeaf
+from xckpt.core.problem import Problem
 from xckpt.core.targets.numbers import number_target
 from xckpt.core.targets.objects import check_object_target
 from xckpt.core.tree import FlatTree
@@ -79,7 +80,7 @@ def find_targets(
                     check_object_target(name, like, metadata, deserialises)
                 found.wanted[name] = wanted
         except UnsupportedLeafError as error:
-            problems.append(str(error))
+            problems.append(Problem.about(name, str(error)))
     if problems:
         raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
     return found
