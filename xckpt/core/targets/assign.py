@@ -54,9 +54,10 @@ def _assign(
 ) -> object:
     if name in keep:
         return node
-    container = adapters.open_container(node)
-    if container is None:
+    if name in leaves:
         return leaves[name]
+    container = adapters.open_container(node)
+    assert container is not None  # what is no container is a leaf
     changed: dict[str | int, object] = {}
     for key, child in container[1]:
         below = f"{name}/{component(key)}" if name else component(key)

@@ -167,7 +167,10 @@ class ChunkSource:
     def fill(self, chunk: Chunk, into: NDArray[np.generic]) -> None:
         """`read` a chunk for which `is_plain_file` is true."""
         self.check_open()
-        self.finish(PendingRead(chunk, into, partial(self._fill, chunk, into)))
+        with self.file_errors(chunk), contextlib.closing(_open_file(self, chunk)) as file:
+            file.fill(into)
+            digest = file.digest()
+        self.verify(chunk, digest)
 
     def translated(self, chunk: Chunk, error: OSError | ValueError | RuntimeError) -> XckptError:
         """What a failure of TensorStore says about a chunk."""
@@ -203,12 +206,6 @@ class ChunkSource:
             yield from file.slabs(sizes, memory)
             digest = file.digest()
         self.verify(chunk, digest)
-
-    def _fill(self, chunk: Chunk, into: NDArray[np.generic]) -> bytes:
-        """Read a chunk from its file; its digest."""
-        with contextlib.closing(_open_file(self, chunk)) as file:
-            file.fill(into)
-            return file.digest()
 
     @contextlib.contextmanager
     def file_errors(self, chunk: Chunk) -> Iterator[None]:
