@@ -15,7 +15,7 @@ import pytest
 
 import xckpt
 from tests.support.jax_jobs import run
-from tests.support.signs import act_before, await_sign, continue_after, seconds_since, stop_here
+from tests.support.signs import continue_after, seconds_since, stop_here
 from tests.support.slow_disk import slow_disk
 from tests.support.time_limit import ALLOWANCE
 from xckpt.errors import XckptError
@@ -199,69 +199,3 @@ def test_a_coordinator_at_work_names_a_stopped_process(tmp_path: Path) -> None:
         assert ranks == [2], text
         assert seconds < BAR, seconds
     assert not (tmp_path / "new").exists()
-
-
-MOST = 20
-"""More collectives than a call has."""
-
-
-def call(what: str, path: Path, group: JaxGroup, timeout: float) -> tuple[str, list[int]]:
-    """What a save or load raises, and the ranks that this names."""
-    state = {"w": np.arange(64, dtype=np.float32), "step": 3}
-    try:
-        if what == "save":
-            xckpt.save(path / "new", state, group=group, timeout=timeout)
-        else:
-            xckpt.load(path / "old", state, group=group, timeout=timeout)
-    except XckptError as error:
-        return str(error), [failure.rank for failure in error.failures]
-    return "", []
-
-
-def stopped_before_each(what: str, victim: int, folder: str) -> list[object]:
-    """One process stops before its first collective, in the next call before its second, etc."""
-    group, outcomes = JaxGroup(timeout=60), list[object]()
-    for number in range(MOST):
-        path = Path(folder) / str(number)
-        note, ranks = path / "stopped", range(group.size)
-        stop = number if group.rank == victim else MOST
-        patch = act_before(JaxGroup, stop, lambda note=note: stop_here(note))
-        text, named = call(what, path, group, 1.0)
-        patch.undo()
-        if note.exists():
-            outcomes.append([text, named, seconds_since(note), (path / "new").exists()])
-            if group.rank != victim:
-                continue_after(note, group.rank, set(ranks) - {victim})
-        (path / f"called {group.rank}").touch()
-        for rank in ranks:
-            await_sign(path / f"called {rank}")
-        if not note.exists():
-            break
-    for number in range(len(outcomes) if what == "save" else 0):
-        path = Path(folder) / str(number)
-        xckpt.save(path / "new", {"step": 4}, group=group, overwrite=True)
-    return outcomes
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("victim", [0])
-@pytest.mark.parametrize("what, least", [("save", 6)])
-def test_a_process_that_stops_before_any_collective_is_named(
-    tmp_path: Path, what: str, least: int, victim: int
-) -> None:
-    """Process 0 is that of the coordination service too."""
-    for number in range(MOST):
-        (tmp_path / str(number)).mkdir()
-        xckpt.save(tmp_path / str(number) / "old", {"w": np.ones(64, np.float32), "step": 3})
-    answers = cast(list[Any], run(stopped_before_each, 3, what, victim, str(tmp_path)))
-    others = answers[:victim] + answers[victim + 1 :]
-    count = len(others[0])
-    assert least <= count < MOST
-    for number in range(count):
-        for text, named, seconds, saved in (other[number] for other in others):
-            assert named == [victim], (number, text)
-            assert seconds < 1.0 + 2 * ALLOWANCE, (number, seconds)
-            # The last collective of a save tells that it is committed.
-            assert saved == (what == "save" and number == count - 1), number
-        beside = {path.name.split()[0] for path in (tmp_path / str(number)).iterdir()}
-        assert beside - {"new"} == {"old", "stopped", "ended", "called"}

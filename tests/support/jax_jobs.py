@@ -26,10 +26,12 @@ def run(
     *args: object,
     devices: int = 2,
     killed: tuple[int, ...] = (),
+    aborted: tuple[int, ...] = (),
 ) -> list[object]:
     """Answers of ``function(*args)`` from each of ``processes`` with ``devices`` each.
 
-    Processes in ``killed`` are expected to die by SIGKILL; their answer is None. A function that
+    Processes in ``killed`` are expected to die by SIGKILL, those in ``aborted`` to be ended by JAX,
+    which has lost the process of its coordination service; their answer is None. A function that
     returns once another was killed ends by `os._exit`: it waits for no other process.
     """
     environment = {
@@ -63,9 +65,10 @@ def run(
         held.close()
     ended = [process.exitcode for process in started]
     said = "\n".join(f"process {n}: {ended[n]}\n{fault}" for n, (fault, _) in enumerate(answers))
+    wanted = dict.fromkeys(killed, -signal.SIGKILL) | dict.fromkeys(aborted, -signal.SIGABRT)
     for number, (fault, _) in enumerate(answers):
-        assert ended[number] == (-signal.SIGKILL if number in killed else 0), said
-        assert number in killed or not fault, said
+        assert ended[number] == wanted.get(number, 0), said
+        assert number in wanted or not fault, said
     return [answer for _, answer in answers]
 
 
