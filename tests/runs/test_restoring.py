@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,3 +46,42 @@ def test_a_step_that_is_known_as_damaged_need_not_fit(tmp_path: Path) -> None:
     on_threads(3, lambda place: save(place, 2))
     spoil(tmp_path / "step-00000002")
     on_threads(2, restore)
+
+
+LISTED = """
+from tests.support.unprivileged import permissions_hold
+with permissions_hold():  # before TensorStore's threads begin
+    import xckpt, xckpt.policies
+    run = xckpt.CheckpointManager({!r}, keep=xckpt.policies.Latest(1))
+    print([record.number for record in run.steps()])
+    try:
+        print(run.restore()["tag"], run.restore(step=1)["tag"])
+    except xckpt.StorageError as error:
+        print(error, run.restore(step=1)["tag"])
+    print(run.save(4, {{"tag": 4}}, force=True))
+    run.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
+@pytest.mark.parametrize("closed", [0, 2])
+def test_a_step_that_may_not_be_read_hides_no_other(tmp_path: Path, closed: int) -> None:
+    """It is not good, not deleted, and not passed over in silence where it is the newest."""
+    with xckpt.CheckpointManager(tmp_path, save=ALWAYS) as run:
+        for step in range(3):
+            run.save(step, state_of(step))
+    step = tmp_path / f"step-0000000{closed}"
+    step.chmod(0)
+    code = "import xckpt.policies\n" + LISTED.format(str(tmp_path))
+    code = code.replace("import xckpt.policies\n", "").replace(
+        "import xckpt\n", "import xckpt, xckpt.policies\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    step.chmod(0o755)
+    listed, restored, saved = done.stdout.splitlines()
+    assert listed == str([each for each in range(3) if each != closed])
+    assert restored == "2 1" if closed == 0 else f"{step}" in restored and restored.endswith(" 1")
+    assert saved == "True" and sorted(each.name for each in tmp_path.iterdir()) == sorted(
+        [step.name, "step-00000004"]
+    )
+    assert f"a step is there and may not be read: {tmp_path}: Permission denied" in done.stderr

@@ -37,7 +37,7 @@ from xckpt.core.run.record import StepRecord, outlined, read_record
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.file_checks import lengths
+from xckpt.storage.chunks.file_checks import content_of, lengths
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
 from xckpt.storage.location import Location, answer, check_process, open_store, storage_errors
 
@@ -132,8 +132,11 @@ def _is_alias(root: Path, entry: os.DirEntry[str]) -> bool:
 
 def _in_folder(step: Path) -> list[str]:
     """The manifest of a folder, or else all that lies in it, two levels deep."""
-    if (step / MANIFEST).is_file():
-        return [MANIFEST]
+    try:
+        if (step / MANIFEST).is_file():
+            return [MANIFEST]
+    except PermissionError:
+        return [MANIFEST]  # it may be there: a step that cannot be read, and not none
     with contextlib.suppress(OSError):
         found = [entry for entry in os.scandir(step) if entry.name != MANIFEST]
         names = [entry.name + "/" * entry.is_dir() for entry in found]
@@ -209,15 +212,7 @@ def _answered(
     root: Location, asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None]
 ) -> Iterator[tuple[int, bytes | None]]:
     for number in list(asked):
-        yield number, _content(root, asked.pop(number))
-
-
-def _content(root: Location, reading: ts.Future[ts.KvStore.ReadResult] | None) -> bytes | None:
-    """What was asked for. TensorStore's own copy goes with the answer, before it is looked at."""
-    if reading is None:
-        return b""
-    read = answer(reading, root)
-    return read.value if read.state == "value" else None
+        yield number, content_of(asked.pop(number), root)
 
 
 def _record(number: int, name: str, manifest: bytes, memory_bytes: int) -> StepRecord:

@@ -4,6 +4,7 @@ under the names that a manifest implies.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,8 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
 from xckpt.storage.location import Location, answer, open_store
+
+logger = logging.getLogger("xckpt")
 
 
 def file_problem(location: Location, key: str, most: int) -> str:
@@ -106,6 +109,28 @@ def lengths(root: Location, keys: Iterable[str], most: int) -> Iterator[tuple[st
         yield from ((key, length) for key in left if key not in longer)
         left = [key for key in left if key in longer]
     yield from ((key, None) for key in left)
+
+
+def content_of(reading: ts.Future[ts.KvStore.ReadResult] | None, root: Location) -> bytes | None:
+    """What was asked for; None if it is missing, and empty if it must not or may not be read.
+
+    TensorStore's own copy goes with the answer, before it is looked at.
+
+    Raises:
+        StorageError, OSError, ValueError, RuntimeError: the storage refused; see `answer`.
+    """
+    if reading is None:
+        return b""
+    try:
+        read = answer(reading, root)
+    except ValueError as error:
+        from xckpt.storage.refusals import is_permission, refusal  # rarely needed
+
+        if not is_permission(error):
+            raise
+        logger.warning("a step is there and may not be read: %s", refusal(str(root), error))
+        return b""
+    return read.value if read.state == "value" else None
 
 
 def most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
