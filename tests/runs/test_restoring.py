@@ -12,7 +12,11 @@ import pytest
 import xckpt
 from tests.runs.life import Place, on_threads
 from tests.runs.world import state_of, tag_of
-from xckpt.policies import EverySteps
+from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
+from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
+from xckpt.policies import EverySteps, Latest
+
+__all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
 ALWAYS = EverySteps(1)
 
@@ -72,10 +76,7 @@ def test_a_step_that_may_not_be_read_hides_no_other(tmp_path: Path, closed: int)
             run.save(step, state_of(step))
     step = tmp_path / f"step-0000000{closed}"
     step.chmod(0)
-    code = "import xckpt.policies\n" + LISTED.format(str(tmp_path))
-    code = code.replace("import xckpt.policies\n", "").replace(
-        "import xckpt\n", "import xckpt, xckpt.policies\n"
-    )
+    code = LISTED.format(str(tmp_path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     step.chmod(0o755)
     listed, restored, saved = done.stdout.splitlines()
@@ -84,4 +85,41 @@ def test_a_step_that_may_not_be_read_hides_no_other(tmp_path: Path, closed: int)
     assert saved == "True" and sorted(each.name for each in tmp_path.iterdir()) == sorted(
         [step.name, "step-00000004"]
     )
-    assert f"a step is there and may not be read: {tmp_path}: Permission denied" in done.stderr
+    assert f"a step is there and may not be read: {step}: Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [0, 2])
+@pytest.mark.parametrize("kind", ["faulty_s3", "faulty_gcs"])
+def test_a_key_that_may_not_be_read_hides_no_step(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, kind: str, closed: int
+) -> None:
+    server: FaultyBucket = request.getfixturevalue(kind)
+    root, step = f"{server.url}/closed-{closed}", f"step-0000000{closed}"
+    with xckpt.CheckpointManager(root, save=ALWAYS) as run:
+        for each in range(3):
+            run.save(each, state_of(each))
+
+    def forbidden(asked: Request) -> Fault:
+        key = f"closed-{closed}/{step}/xckpt.json"
+        reads = asked.method in ("GET", "HEAD") and asked.path.endswith(key)
+        return Answer(403, "AccessDenied") if reads else None
+
+    server.fault = forbidden
+    request.addfinalizer(lambda: setattr(server, "fault", never))
+    with xckpt.CheckpointManager(root, save=ALWAYS, keep=Latest(1)) as run:
+        assert [each.number for each in run.steps()] == [
+            each for each in range(3) if each != closed
+        ]
+        assert f"a step is there and may not be read: {root}/{step}: " in caplog.text
+        if closed == 0:
+            assert tag_of(run.restore()) == 2
+        else:
+            with pytest.raises(xckpt.StorageError, match=f"{root}/{step}.*AccessDenied"):
+                run.restore()
+        assert tag_of(run.restore(step=1)) == 1
+        assert run.save(4, state_of(4))
+        run.wait()
+        assert [each.number for each in run.steps()] == [4]
+    server.fault = never
+    run = xckpt.CheckpointManager(root, save=ALWAYS)
+    assert [each.number for each in run.steps()] == [closed, 4]

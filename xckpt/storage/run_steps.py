@@ -201,18 +201,20 @@ def _manifests(
         waiting = 0
         for key, size in lengths(root, keys, most):
             if waiting + (size or 0) > most or len(asked) >= AT_ONCE:
-                yield from _answered(root, asked)
+                yield from _answered(root, steps, asked)
                 asked, waiting = {}, 0
             asked[keys[key]] = None if size is None else store.read(key)
             waiting += size or 0
-        yield from _answered(root, asked)
+        yield from _answered(root, steps, asked)
 
 
 def _answered(
-    root: Location, asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None]
+    root: Location,
+    steps: Mapping[int, str],
+    asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None],
 ) -> Iterator[tuple[int, bytes | None]]:
     for number in list(asked):
-        yield number, content_of(asked.pop(number), root)
+        yield number, content_of(asked.pop(number), root.within(steps[number]))
 
 
 def _record(number: int, name: str, manifest: bytes, memory_bytes: int) -> StepRecord:

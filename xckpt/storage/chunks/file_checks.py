@@ -76,7 +76,8 @@ def status_problem(status: os.stat_result, most: int) -> str:
 def longer_keys(store: ts.KvStore, keys: Iterable[str], most: int, where: Location) -> list[str]:
     """The keys whose values are longer than ``most`` bytes; those that are missing are not.
 
-    It asks for one byte behind, which brings no data where there is none.
+    It asks for one byte behind, which brings no data where there is none. Nothing is said of a key
+    that may not be read: a read of it is refused.
 
     Raises:
         StorageError, OSError, ValueError, RuntimeError: the storage refused; see `answer`.
@@ -88,7 +89,7 @@ def longer_keys(store: ts.KvStore, keys: Iterable[str], most: int, where: Locati
             if answer(reading, where).state == "value":
                 longer.append(key)
         except ValueError as error:
-            if not str(error).startswith("OUT_OF_RANGE"):
+            if not (str(error).startswith("OUT_OF_RANGE") or _is_permission(error)):
                 raise
     return longer
 
@@ -111,8 +112,8 @@ def lengths(root: Location, keys: Iterable[str], most: int) -> Iterator[tuple[st
     yield from ((key, None) for key in left)
 
 
-def content_of(reading: ts.Future[ts.KvStore.ReadResult] | None, root: Location) -> bytes | None:
-    """What was asked for; None if it is missing, and empty if it must not or may not be read.
+def content_of(reading: ts.Future[ts.KvStore.ReadResult] | None, step: Location) -> bytes | None:
+    """The manifest of a step; None if it is missing, and empty if it must not or may not be read.
 
     TensorStore's own copy goes with the answer, before it is looked at.
 
@@ -122,15 +123,21 @@ def content_of(reading: ts.Future[ts.KvStore.ReadResult] | None, root: Location)
     if reading is None:
         return b""
     try:
-        read = answer(reading, root)
+        read = answer(reading, step)
     except ValueError as error:
-        from xckpt.storage.refusals import is_permission, refusal  # rarely needed
-
-        if not is_permission(error):
+        if not _is_permission(error):
             raise
-        logger.warning("a step is there and may not be read: %s", refusal(str(root), error))
+        from xckpt.storage.refusals import refusal  # rarely needed
+
+        logger.warning("a step is there and may not be read: %s", refusal(str(step), error))
         return b""
     return read.value if read.state == "value" else None
+
+
+def _is_permission(error: ValueError) -> bool:
+    from xckpt.storage.refusals import is_permission  # rarely needed
+
+    return is_permission(error)
 
 
 def most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
