@@ -327,6 +327,7 @@ def local_plan(
     by_rank: dict[int, list[tuple[int, Boxes]]] = {}
     rows: list[LeafRow] = []
     kinds: list[int] = []
+    columns: dict[int, tuple[Boxes, int, bytes, bytes]] = {}
     for name, leaf in leaves.items():
         content = contents.get(name, b"")
         boxes, kind = Boxes.whole(()), None
@@ -336,7 +337,10 @@ def local_plan(
             boxes, shape = leaf.boxes, tuple(leaf.shape)
             described = (bool(leaf.sharded), leaf.sharding, leaf.annotation)
             rows.append(LeafRow(name, "", leaf.dtype, shape, *described, content))
-            kind = leaf.dtype, shape, len(boxes), boxes.offsets.tobytes(), boxes.sizes.tobytes()
+            if id(boxes) not in columns:  # leaves that lie alike have one object
+                said = len(boxes), boxes.offsets.tobytes(), boxes.sizes.tobytes()
+                columns[id(boxes)] = boxes, *said
+            kind = leaf.dtype, shape, *columns[id(boxes)][1:]
         if kind not in numbers:
             numbers[kind] = len(numbers)
             by_rank.setdefault(boxes.rank, []).append((numbers[kind], boxes))

@@ -1,26 +1,20 @@
-"""The boxes of a DTensor: which part of the global tensor each part of the local tensor is.
+"""A DTensor as a source or as a target: boxes of the global tensor, and views of the local one.
 
-1. Mesh and placements become a list of cuts for each tensor dimension
-   (`xckpt.core.geometry.placements`), in the order in which torch applied them.
-2. Each dimension's cuts become intervals of rows; where two readings of ``_StridedShard`` are
-   possible, the one that has the local tensor's size.
-3. Every combination of the dimensions' intervals is a box; its data are a view of the local tensor.
-   Boxes without elements are left out.
-
-A local tensor that can list its own shards is asked instead (`xckpt.torch.sharded.hooked`).
-
-A state has many tensors that lie alike: what follows from mesh, placements and shapes is found once
-for all of them (`_Layout`).
-
-Only sizes enter, never elements or offsets one by one, and nothing is communicated.
+1. Mesh and placements say which boxes the local tensor holds (`xckpt.torch.sharded.on_mesh`).
+2. A local tensor that can list its own shards is asked instead (`xckpt.torch.sharded.hooked`).
+3. A state has many tensors that lie alike: what follows from mesh, placements and shapes is found
+   once for all of them (`_Layout`).
+4. The next save of a tensor finds its layout by torch's own description of it, without a look into
+   that (`_Seen`).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,13 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.placements import (
-    Cut,
-    Interval,
     View,
-    combined,
-    length,
-    nested,
-    readings,
 )
 from xckpt.core.geometry.spread import Spread
 from xckpt.core.metadata import Sharding
@@ -53,6 +41,12 @@ from xckpt.torch.leaf import (
     plain,
 )
 from xckpt.torch.sharded.hooked import local_shards, new_wrapper
+from xckpt.torch.sharded.on_mesh import (
+    check_placements,
+    is_literal,
+    local_boxes,
+    split_factor,
+)
 from xckpt.torch.target import Memory, TensorTarget
 
 MOST_LAYOUTS: Final = 1 << 10
@@ -89,6 +83,27 @@ class _Layout:
 _layouts: Final[WeakKeyDictionary[DeviceMesh, dict[Hashable, _Layout]]] = WeakKeyDictionary()
 
 
+class _Seen(NamedTuple):
+    """The layout that was found for a DTensor."""
+
+    spec: weakref.ref[object]
+    """torch's description of the tensor. No key: to hash and compare it takes most of the time."""
+    placements: Sequence[Placement]
+    local_shape: tuple[int, ...]
+    layout: _Layout
+
+    def still(self, spec: object, tensor: DTensor, local_shape: tuple[int, ...]) -> bool:
+        """Whether the layout is that of a tensor with this description."""
+        same = self.spec() is spec and self.placements is tensor.placements
+        return same and self.local_shape == local_shape and self.layout.shape == tensor.shape
+
+
+_seen: Final[dict[int, _Seen]] = {}
+"""By the id of the description, for as long as it lives."""
+MOST_SEEN: Final = 1 << 13
+"""Descriptions whose layouts are kept; with more tensors the keys of `_layouts` are as quick."""
+
+
 def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     """A DTensor as a source: the boxes of its local tensor, or the shards that this has.
 
@@ -100,7 +115,7 @@ def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     tensor = cast(DTensor, leaf)
     local = _local_tensor(tensor)
     if _has_hooks(local):
-        _check_placements(tensor.placements, name)
+        check_placements(tensor.placements, name)
         return local_shards(tensor, local, _sharding(tensor), name).source()
     layout = _layout(tensor, local.shape, name)
     local = at_rest(local, name)
@@ -120,7 +135,7 @@ def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget
     tensor = cast(DTensor, like)
     local = _local_tensor(tensor)
     if _has_hooks(local):
-        _check_placements(tensor.placements, name)
+        check_placements(tensor.placements, name)
         shards = local_shards(tensor, local, _sharding(tensor), name)
         return shards.target_in_place(tensor) if in_place else new_wrapper(tensor, local, shards)
     layout = _layout(tensor, local.shape, name)
@@ -191,12 +206,30 @@ def _has_hooks(local: torch.Tensor) -> bool:
 
 
 def _layout(tensor: DTensor, local_shape: tuple[int, ...], name: str) -> _Layout:
-    """How a DTensor lies, found once for all that lie alike."""
+    """How a DTensor lies."""
     if not dist.is_initialized():
         raise UnsupportedLeafError(
             f"{name}: a DTensor whose process group was destroyed; save or load before "
             f"destroy_process_group(), or use its to_local()"
         )
+    spec = getattr(tensor, "_spec", None)
+    seen = _seen.get(id(spec))
+    if seen is not None and seen.still(spec, tensor, local_shape):
+        return seen.layout
+    layout = _found(tensor, local_shape, name)
+    if spec is not None and len(_seen) < MOST_SEEN:
+        gone = partial(_forget, id(spec))
+        _seen[id(spec)] = _Seen(weakref.ref(spec, gone), tensor.placements, local_shape, layout)
+    return layout
+
+
+def _forget(number: int, _: object) -> None:
+    """A description is gone, and its id is free for another."""
+    _seen.pop(number, None)
+
+
+def _found(tensor: DTensor, local_shape: tuple[int, ...], name: str) -> _Layout:
+    """The layout of all that lie like a DTensor, by mesh, placements and shapes."""
     coordinate = tensor.device_mesh.get_coordinate()
     place = None if coordinate is None else tuple(coordinate)
     order = getattr(getattr(tensor, "_spec", None), "shard_order", None), is_literal(tensor)
@@ -206,127 +239,9 @@ def _layout(tensor: DTensor, local_shape: tuple[int, ...], name: str) -> _Layout
     known = _layouts.setdefault(tensor.device_mesh, {})
     layout = known.get(key)
     if layout is None:
-        _check_placements(placements, name)
+        check_placements(placements, name)
         if len(known) >= MOST_LAYOUTS:
             known.clear()
-        boxes, views = _local_boxes(tensor, place, tuple(local_shape), name)
+        boxes, views = local_boxes(tensor, place, tuple(local_shape), name)
         layout = known[key] = _Layout(tuple(tensor.shape), boxes, views, _sharding(tensor))
     return layout
-
-
-def _local_boxes(
-    tensor: DTensor, coordinate: tuple[int, ...] | None, local_shape: tuple[int, ...], name: str
-) -> tuple[Boxes, Sequence[View]]:
-    """The boxes of this rank's local tensor and its view of each; none outside the mesh."""
-    if coordinate is None:
-        return Boxes.of([], rank=tensor.ndim), ()
-    _check_order(tensor, coordinate, name)
-    shape = tuple(tensor.shape)
-    orders = zip(cut_orders(tensor), shape, strict=True)
-    possible = [_readings(tensor, coordinate, axes, size) for axes, size in orders]
-    fitting = [
-        [rows for rows in of_dim if length(rows) == size]
-        for of_dim, size in zip(possible, local_shape, strict=False)
-    ]
-    if len(local_shape) != len(shape) or not all(fitting):
-        raise _misfit(tensor, name, [of_dim[0] for of_dim in possible], local_shape)
-    return combined([of_dim[0] for of_dim in fitting])
-
-
-def _check_placements(placements: Sequence[Placement], name: str) -> None:
-    for axis, placement in enumerate(placements):
-        if placement.is_partial():
-            raise UnsupportedLeafError(
-                f"{name}: a DTensor with {placement!r} on mesh axis {axis} holds summands, not "
-                f"elements; redistribute it to Replicate() or Shard(dim) first"
-            )
-        if not placement.is_replicate() and _sharded_dim(placement) is None:
-            raise UnsupportedLeafError(
-                f"{name}: a DTensor with the unknown placement {placement!r} on mesh axis {axis}; "
-                f"redistribute it to Replicate() or Shard(dim) first"
-            )
-
-
-def _check_order(tensor: DTensor, coordinate: Sequence[int], name: str) -> None:
-    """Refuse shards along a mesh axis whose ranks do not ascend.
-
-    torch orders them by mesh coordinate when it cuts locally, but by rank in the axis's process
-    group, which ascends, when it scatters and gathers: `distribute_tensor` and `redistribute` leave
-    different rows on a rank under one and the same placement.
-    """
-    mesh = tensor.device_mesh
-    for axis, placement in enumerate(tensor.placements):
-        if _sharded_dim(placement) is None or mesh.get_local_rank(axis) == coordinate[axis]:
-            continue
-        raise UnsupportedLeafError(
-            f"{name}: a DTensor with {placement!r} on mesh axis {axis} of {mesh}, along which the "
-            f"ranks do not ascend; which rows are whose is undefined there (distribute_tensor and "
-            f"redistribute differ), so make the mesh of ascending ranks"
-        )
-
-
-def _sharded_dim(placement: Placement) -> int | None:
-    """The tensor dimension that a Shard or _StridedShard cuts.
-
-    _StridedShard is a subclass of Shard in some versions of torch and not in others.
-    """
-    is_shard = placement.is_shard() or type(placement).__name__ == "_StridedShard"
-    return getattr(placement, "dim", None) if is_shard else None
-
-
-def split_factor(placement: Placement) -> int:
-    """The factor of a _StridedShard; 1 for any other placement."""
-    return int(getattr(placement, "split_factor", 1))
-
-
-def is_literal(tensor: DTensor) -> bool:
-    """Whether a _StridedShard stands for itself, and not for an order of cuts."""
-    # Absent before torch 2.9 or so, where only the two conventions that `readings` knows exist.
-    spec = getattr(tensor, "_spec", None)
-    return getattr(spec, "use_strided_shard_as_shard_order", None) is False
-
-
-def cut_orders(tensor: DTensor) -> list[tuple[int, ...]]:
-    """For each dimension the mesh axes that cut it, in the order of the cuts.
-
-    Where a _StridedShard is among them, they ascend, and `readings` finds the order.
-    """
-    orders: list[tuple[int, ...]] = [()] * tensor.ndim
-    for axis, placement in enumerate(tensor.placements):
-        dim = _sharded_dim(placement)
-        if dim is not None:
-            orders[dim] = (*orders[dim], axis)
-    for entry in getattr(getattr(tensor, "_spec", None), "shard_order", None) or ():
-        if all(split_factor(tensor.placements[axis]) == 1 for axis in entry.mesh_dims):
-            orders[entry.tensor_dim] = tuple(entry.mesh_dims)
-    return orders
-
-
-def _readings(
-    tensor: DTensor, coordinate: Sequence[int], axes: Sequence[int], size: int
-) -> list[tuple[Interval, ...]]:
-    """The rows of a dimension cut by ``axes`` that a rank may hold, the likelier first."""
-    placements, mesh = tensor.placements, tensor.device_mesh
-    cuts = [Cut(mesh.size(n), coordinate[n], split_factor(placements[n])) for n in axes]
-    if all(cut.factor == 1 for cut in cuts):
-        return [nested(size, cuts)]
-    # Few states have a _StridedShard.
-    from xckpt.torch.sharded.strided_shard import strided_rows
-
-    if is_literal(tensor):
-        return [strided_rows()(size, cuts)]
-    return readings(size, cuts, strided_rows())
-
-
-def _misfit(
-    tensor: DTensor, name: str, held: Sequence[tuple[Interval, ...]], local_shape: tuple[int, ...]
-) -> UnsupportedLeafError:
-    rows = " x ".join("+".join(f"[{lo}, {hi})" for lo, hi in dim) or "nothing" for dim in held)
-    placements = ", ".join(repr(placement) for placement in tensor.placements)
-    return UnsupportedLeafError(
-        f"{name}: a DTensor of shape {tuple(tensor.shape)} with {placements} on a mesh of "
-        f"{tuple(tensor.device_mesh.shape)} has rows {rows} at coordinate "
-        f"{tuple(tensor.device_mesh.get_coordinate() or ())}, that is shape "
-        f"{tuple(length(dim) for dim in held)}, but its local tensor has shape {local_shape}; "
-        f"give DTensor.from_local the right shape=, or rows cut as torch.chunk cuts them"
-    )

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -54,8 +54,8 @@ class LocalShards:
                 or number of dimensions; names its range.
         """
         parts, dtype = self._parts(check_readable), self._dtype()
-        leaf = TensorLeaf(self.shape, dtype, self._boxes(), parts, True, self.sharding)
-        return replace(leaf, spread=self.spread)
+        held = self.shape, dtype, self._boxes(), parts
+        return TensorLeaf(*held, True, self.sharding, spread=self.spread)
 
     def target_in_place(self, leaf: torch.Tensor) -> TensorTarget:
         """A target that fills the shards themselves; ``leaf`` is what they are shards of.

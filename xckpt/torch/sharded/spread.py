@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.placements import Cut, cut_order
 from xckpt.core.geometry.spread import Listed, MeshProcesses, OnMesh, Spread
-from xckpt.torch.sharded.dtensor import cut_orders, is_literal, split_factor
+from xckpt.torch.sharded.on_mesh import cut_orders, is_literal, split_factor
 
 _meshes: Final[weakref.WeakKeyDictionary[DeviceMesh, MeshProcesses]] = weakref.WeakKeyDictionary()
 """The ranks of each mesh, read once."""
