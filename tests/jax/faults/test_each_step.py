@@ -85,9 +85,17 @@ def outcome(what: str, path: Path, group: JaxGroup) -> tuple[str, list[int]]:
     return "", []
 
 
+def found_at(place: Path) -> object:
+    """The step that is saved there."""
+    return step_at(str(place)) if (place / "xckpt.json").exists() else None
+
+
 def stopped_before_each(what: str, victim: int, folder: str, first: int, last: int) -> list[object]:
     """One process stops before its first collective, in the next call before its second, etc."""
     group, outcomes = JaxGroup(timeout=60), list[object]()
+    # The first calls import much, which can take longer than `TIMEOUT`.
+    xckpt.save(Path(folder) / "before", state(1), group=group, timeout=60)
+    xckpt.load(Path(folder) / "before", state(0), group=group, timeout=60)
     for number in range(first, last):
         path = Path(folder) / str(number)
         note, ranks = path / "stopped", range(group.size)
@@ -96,7 +104,8 @@ def stopped_before_each(what: str, victim: int, folder: str, first: int, last: i
         text, named = outcome(what, path, group)
         patch.undo()
         if note.exists():
-            outcomes.append([text, named, seconds_since(note)])
+            seconds = seconds_since(note)
+            outcomes.append([text, named, seconds, found_at(path / CALLS[what][1])])
             if group.rank != victim:
                 continue_after(note, group.rank, set(ranks) - {victim})
         (path / f"called {group.rank}").touch()
@@ -104,6 +113,10 @@ def stopped_before_each(what: str, victim: int, folder: str, first: int, last: i
             await_sign(path / f"called {rank}")
         if not note.exists():
             break
+    saves_to = CALLS[what][1]
+    for number in range(first, first + len(outcomes) if saves_to else first):
+        place = Path(folder) / str(number) / saves_to
+        xckpt.save(place, state(4), group=group, timeout=60, overwrite=True)
     xckpt.save(Path(folder) / "after", state(4), group=group, timeout=60)
     return outcomes
 
@@ -130,15 +143,20 @@ def test_a_process_that_stops_before_any_collective_is_named(
     count = len(others[0])
     assert count == 1 if last < MOST else 6 <= count < MOST
     for number in range(count):
-        for text, named, seconds in (other[number] for other in others):
+        for text, named, seconds, found in (other[number] for other in others):
             assert named == [victim], (number, text)
             assert seconds < BAR, (number, seconds)
-        place = tmp_path / str(first + number) / CALLS[what][1]
-        if what == "save":
-            # The last collective of a save tells that it is committed.
-            assert place.exists() == (number == count - 1), number
-        elif CALLS[what][1] and place.exists():
-            assert step_at(str(place)) in (1, 2), number
+            if what == "save":
+                # The last collective of a save tells that it is committed.
+                assert found == (2 if number == count - 1 else None), number
+            elif CALLS[what][1]:
+                assert found in (None, 1, 2), number
+        path = tmp_path / str(first + number)
+        if CALLS[what][1]:
+            assert step_at(str(path / CALLS[what][1])) == 4, number
+        beside = {each.name.split()[0] for each in path.iterdir()}
+        assert beside - {"new"} == {"old", "run", "stopped", "ended", "called"}, number
+        assert {each.name for each in (path / "run").iterdir()} <= {"1", "7"}, number
     assert step_at(str(tmp_path / "after")) == 4
 
 
@@ -171,7 +189,7 @@ def test_a_coordination_service_that_is_killed(tmp_path: Path, what: str, number
     assert time.monotonic() - began < 10 * ALLOWANCE
     place = path / (CALLS[what][1] or "old")
     before = {"save": None, "save_async": None}.get(what, 1)
-    found = step_at(str(place)) if place.exists() else None
+    found = found_at(place)
     # Before its last collective, a save is committed.
     assert found == (2 if number == 5 and what != "load" else before)
     xckpt.save(place, state(3), overwrite=True)
