@@ -25,6 +25,7 @@ from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.host_buffers import HostBuffers
 from xckpt.core.leaf import Copyable, SourceLeaf, TargetLeaf
 from xckpt.core.metadata import Sharding
+from xckpt.core.text.arguments import named
 from xckpt.engine.adapters import register, unregister
 from xckpt.errors import UnsupportedLeafError
 
@@ -143,7 +144,7 @@ class ArrayAdapter(Adapter[Leaf]):
         Raises:
             UnsupportedLeafError: always, unless a subclass overrides it.
         """
-        raise UnsupportedLeafError(f"a {type(like).__qualname__} can be saved, but not loaded")
+        raise UnsupportedLeafError(f"{named(type(like).__qualname__)} can be saved, but not loaded")
 
     def copy_into(self, buffer: Leaf, data: NDArray[np.generic]) -> None:
         """Overwrite an array with elements of the same shape and dtype."""
@@ -180,7 +181,7 @@ class ArrayAdapter(Adapter[Leaf]):
         dtype = self.dtype_of(leaf)
         if dtype is None:
             raise UnsupportedLeafError(
-                f"{name or 'the root'}: a {type(leaf).__qualname__} of a dtype that cannot be "
+                f"{name or 'the root'}: {named(type(leaf).__qualname__)} of a dtype that cannot be "
                 f"stored; convert it to a number type first"
             )
         return dtype

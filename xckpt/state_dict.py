@@ -12,6 +12,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
+from xckpt.core.text.arguments import named
 from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
@@ -135,8 +136,8 @@ def _finder(process_group: object, coordinator_rank: int, no_dist: bool) -> Grou
 
 def _check_storage(storage: object, kind: type, ours: str) -> None:
     if not isinstance(storage, kind):
-        such = f"such as xckpt.storage.{ours}(path), not a {type(storage).__name__}"
-        raise TypeError(f"give a {kind.__name__}, {such}")
+        such = f"such as xckpt.storage.{ours}(path), not {named(type(storage).__name__)}"
+        raise TypeError(f"give {named(kind.__name__)}, {such}")
 
 
 @contextmanager

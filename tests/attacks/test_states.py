@@ -88,7 +88,7 @@ STATES: dict[str, tuple[Callable[[], Any], str]] = {
     "100,000 levels": (lambda: deep(100_000), "more than 64 containers deep"),
     "60 levels": (lambda: deep(60), ""),
     "its own state": (lambda: {"s": Holds(lambda own: {"me": own})}, "s/me: a Holds in the state"),
-    "no state": (lambda: {"s": Holds(lambda own: 5)}, "s: state_dict() of this Holds gives a int"),
+    "no state": (lambda: {"s": Holds(lambda own: 5)}, "s: state_dict() of this Holds gives an int"),
     "text of 4 MiB": (lambda: {"v": "x" * (4 << 20)}, ""),
     "text with a surrogate": (lambda: {"v": "\ud800"}, ""),
     "NaN, infinities, -0.0": (lambda: {"v": [float("nan"), float("-inf"), -0.0]}, ""),

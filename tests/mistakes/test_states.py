@@ -158,11 +158,17 @@ def test_a_tensor_without_plain_elements(
 
 @pytest.mark.parametrize(
     "key, kind",
-    [(1.5, "float"), ((1,), "tuple"), (None, "NoneType"), (True, "bool"), (np.int64(3), "int64")],
+    [
+        (1.5, "a float"),
+        ((1,), "a tuple"),
+        (None, "a NoneType"),
+        (True, "a bool"),
+        (np.int64(3), "an int64"),
+    ],
 )
 def test_a_key_that_is_no_name(tmp_path: Path, key: object, kind: str) -> None:
     text = refused(tmp_path, {"m": {key: 1}})
-    assert text == f"  - m: dict key {key!r} is a {kind}; use str or int keys"
+    assert text == f"  - m: dict key {key!r} is {kind}; use str or int keys"
 
 
 def test_keys_that_look_odd_come_back(tmp_path: Path) -> None:

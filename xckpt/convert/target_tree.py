@@ -19,6 +19,7 @@ from xckpt.convert.units.unit import WorkUnit
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.leaf import LazySource
 from xckpt.core.names import join_keys
+from xckpt.core.text.arguments import named
 from xckpt.core.tree import flatten, rebuild, unflatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
@@ -80,7 +81,7 @@ def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
     if both:
         raise MappingError.listing(
             "Python values of the source have the names of targets; rename the targets",
-            [f"{name}: a {type(source.values[name]).__name__}" for name in both],
+            [f"{name}: {named(type(source.values[name]).__name__)}" for name in both],
         )
 
 

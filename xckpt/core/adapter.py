@@ -31,6 +31,7 @@ from xckpt.core.leaf import (
     TransferringLeaf,
 )
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
+from xckpt.core.text.arguments import named_class
 from xckpt.errors import UnsupportedLeafError
 
 Leaf = TypeVar("Leaf")
@@ -61,7 +62,7 @@ class Adapter(Generic[Leaf]):
         Raises:
             UnsupportedLeafError: it cannot be saved; names the leaf.
         """
-        raise UnsupportedLeafError(f"{name}: a {_class_of(leaf)} cannot be saved")
+        raise UnsupportedLeafError(f"{name}: {named_class(leaf)} cannot be saved")
 
     def target_for(self, like: Leaf, name: str, *, in_place: bool) -> TargetLeaf:
         """A target of the same shape, dtype, device and sharding as a leaf.
@@ -72,7 +73,7 @@ class Adapter(Generic[Leaf]):
         Raises:
             UnsupportedLeafError: it cannot be loaded (into); names the leaf.
         """
-        raise UnsupportedLeafError(f"{name}: a {_class_of(like)} cannot be loaded")
+        raise UnsupportedLeafError(f"{name}: {named_class(like)} cannot be loaded")
 
     def like(self, stored: TensorStorageMetadata, name: str, place: TargetPlace) -> Leaf:
         """A target for a stored tensor, where the caller gives none; it takes no memory.
@@ -343,8 +344,4 @@ def _first(answers: Iterable[Answer | None]) -> Answer | None:
 
 
 def _cannot(verb: str, data: object) -> NoReturn:
-    raise TypeError(f"no adapter can {verb} a {_class_of(data)}")
-
-
-def _class_of(leaf: object) -> str:
-    return f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    raise TypeError(f"no adapter can {verb} {named_class(data)}")

@@ -29,6 +29,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
+from xckpt.core.text.arguments import named
+
 KeyPath = tuple[str | int, ...]
 
 _INT_LIKE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
@@ -166,14 +168,14 @@ def check_dimension_names(given: object) -> None:
         TypeError: SaveOptions(dimension_names=) takes {leaf name: [a name for each dimension]}, \
 not a str for w
     """
-    takes = "SaveOptions(dimension_names=) takes {leaf name: [a name for each dimension]}, not a"
+    takes = "SaveOptions(dimension_names=) takes {leaf name: [a name for each dimension]}, not"
     if given is None:
         return
     if not isinstance(given, Mapping):
-        raise TypeError(f"{takes} {type(given).__name__}")
+        raise TypeError(f"{takes} {named(type(given).__name__)}")
     for name, names in cast(Mapping[object, object], given).items():
         if not isinstance(names, list | tuple):
-            raise TypeError(f"{takes} {type(names).__name__} for {name}")
+            raise TypeError(f"{takes} {named(type(names).__name__)} for {name}")
 
 
 def component(key: str | int) -> str:

@@ -32,6 +32,7 @@ from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath, component, join_keys, key_of, split_name
 from xckpt.core.problem import Problem
+from xckpt.core.text.arguments import named
 from xckpt.core.values import shown_value
 from xckpt.errors import ManifestError, PlanError, UnsupportedLeafError
 
@@ -136,7 +137,7 @@ class _Walk:
 def _key_problem(key: object) -> str:
     """Why a dict key cannot be a part of a name; empty if it can."""
     if isinstance(key, bool) or not isinstance(key, str | int):
-        return f"is a {type(key).__name__}; use str or int keys"
+        return f"is {named(type(key).__name__)}; use str or int keys"
     if isinstance(key, int):
         return "" if -(1 << 63) <= key < 1 << 63 else "does not fit 64 bits"
     try:
@@ -301,9 +302,8 @@ class _Rebuilding:
             return getattr(type(node), "_make", tuple)(values)
         new = self.adapters.rebuild(node, values)
         if new is None:
-            raise UnsupportedLeafError(
-                f"{name or 'the root'}: a {type(node).__name__} cannot be built with new leaves"
-            )
+            what = f"{name or 'the root'}: {named(type(node).__name__)}"
+            raise UnsupportedLeafError(f"{what} cannot be built with new leaves")
         return new
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from xckpt.core.text.arguments import named
 from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError
 
 Deserialise = Callable[[bytes], object]
@@ -147,7 +148,7 @@ def decode_value(kind: str, text: str) -> Value:
             raise ValueError(text)
         return _DECODE[kind](text)
     except (KeyError, ValueError, TypeError, binascii.Error) as error:
-        raise ManifestError(f"{text[:40]!r} is not a {kind[:40]} value") from error
+        raise ManifestError(f"{text[:40]!r} is not {named(kind[:40])} value") from error
 
 
 def shown_value(value: object) -> str:
@@ -188,7 +189,7 @@ def encode_content(
         ) from error
     if not isinstance(content, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
         given = type(content).__name__
-        raise TypeError(f"{name or 'the root'}: serialise gave a {given}, not bytes")
+        raise TypeError(f"{name or 'the root'}: serialise gave {named(given)}, not bytes")
     return content
 
 
@@ -215,7 +216,7 @@ def decode_content(
         return decode_value(kind, content.decode())
     except (UnicodeDecodeError, ManifestError) as error:
         raise CorruptCheckpointError(
-            f"{name or 'the root'}: its {len(content):,} bytes are not a {kind} value"
+            f"{name or 'the root'}: its {len(content):,} bytes are not {named(kind)} value"
         ) from error
 
 

@@ -28,6 +28,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.names import join_keys
+from xckpt.core.text.arguments import named
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.source import Opaque
@@ -263,7 +264,7 @@ def value_problems(values: Mapping[str, object]) -> list[str]:
         ['seen: a set is not a value that can be written']
     """
     return [
-        f"{name}: a {type(value).__qualname__} is not a value that can be written"
+        f"{name}: {named(type(value).__qualname__)} is not a value that can be written"
         for name, value in values.items()
         if value_kind(value) is None
     ]

@@ -35,6 +35,7 @@ from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.spread import Spread
 from xckpt.core.leaf import Copyable, HostSource, TargetPlace
 from xckpt.core.metadata import Metadata, Sharding, TensorStorageMetadata
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.containers import key_of, opened_once
 from xckpt.jax.shardings import (
@@ -123,7 +124,7 @@ class JaxAdapter(Adapter[Leaf]):
         """
         if not isinstance(leaf, jax.Array):
             raise UnsupportedLeafError(
-                f"{name}: a {type(leaf).__name__} has no data; save the array itself"
+                f"{name}: {named(type(leaf).__name__)} has no data; save the array itself"
             )
         _refuse_tracer(leaf, name)
         _refuse_deleted(leaf, name)

@@ -19,6 +19,7 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.leaf import TargetPlace
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.shardings import Device, current_mesh, default_sharding
 from xckpt.jax.target import KEY_PREFIX
@@ -65,7 +66,7 @@ def _sharding(
 ) -> jax.sharding.Sharding | None:
     sharding, mesh = place.sharding, place.mesh
     if mesh is not None and not isinstance(mesh, Mesh):
-        raise TypeError(f"mesh= takes a jax.sharding.Mesh, not a {type(mesh).__name__}")
+        raise TypeError(f"mesh= takes a jax.sharding.Mesh, not {named(type(mesh).__name__)}")
     if place.device is not None and (mesh is not None or sharding is not None):
         raise TypeError("give device= or a mesh and sharding, which say on which devices it is")
     if isinstance(sharding, jax.sharding.Sharding):
@@ -88,7 +89,9 @@ def _device(device: object) -> Device:
     if isinstance(device, jax.Device):
         return cast(Device, device)
     if not isinstance(device, str):
-        raise TypeError(f"device= takes a jax.Device or its name, not a {type(device).__name__}")
+        raise TypeError(
+            f"device= takes a jax.Device or its name, not {named(type(device).__name__)}"
+        )
     platform, _, number = device.partition(":")
     try:
         all_of_them, index = jax.devices(platform), int(number or 0)

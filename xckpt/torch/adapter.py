@@ -26,6 +26,7 @@ from xckpt.core.adapter import Adapter
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable, TargetPlace
 from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, plain_recipe, to_copyable
 from xckpt.torch.leaf import (
@@ -224,7 +225,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
         """
         if keeps_state(leaf):
             raise UnsupportedLeafError(
-                f"{name}: a {type(leaf).__name__} in the state of another object; call its "
+                f"{name}: {named(type(leaf).__name__)} in the state of another object; call its "
                 f"state_dict() there, and its load_state_dict() in the other's load_state_dict()"
             )
 

@@ -15,6 +15,7 @@ import torch
 from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.leaf import TargetPlace
 from xckpt.core.metadata import Sharding, TensorStorageMetadata
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import torch_dtype
 
@@ -47,7 +48,9 @@ def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> torch.
         raise TypeError("sharding= takes placements of torch, which need mesh=, a DeviceMesh")
     device = "cpu" if place.device is None else place.device
     if not isinstance(device, str | int | torch.device):
-        raise TypeError(f"device= takes a torch.device or its name, not a {type(device).__name__}")
+        raise TypeError(
+            f"device= takes a torch.device or its name, not {named(type(device).__name__)}"
+        )
     try:
         element = torch.empty((), dtype=dtype, device=device)
     except (AssertionError, RuntimeError) as error:

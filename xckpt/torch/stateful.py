@@ -20,6 +20,7 @@ import torch
 
 from xckpt.core.names import KeyPath
 from xckpt.core.plan.new_leaves import weightless
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import torch_dtype
 
@@ -93,7 +94,7 @@ def open_object(node: object, name: str) -> DictState | None:
     tree = owner.state_dict()
     if not isinstance(tree, Mapping):
         raise UnsupportedLeafError(
-            f"{name or 'the root'}: state_dict() of this {type(node).__name__} gives a "
-            f"{type(tree).__name__}; it must be a dict"
+            f"{name or 'the root'}: state_dict() of this {type(node).__name__} gives "
+            f"{named(type(tree).__name__)}; it must be a dict"
         )
     return DictState(owner, tree)

@@ -281,3 +281,8 @@ def on_rank_in_place(rank: int, path: Path) -> Any:
 def test_values_of_each_rank_come_back_in_place(tmp_path: Path) -> None:
     with Ranks(2) as ranks:
         assert ranks.run(on_rank_in_place, tmp_path / "a") == [(5, 10, [0]), (5, 11, [1])]
+
+
+def test_a_leaf_that_differs_on_every_rank_names_them_as_a_run(tmp_path: Path) -> None:
+    text = refused(tmp_path, lambda rank: {"same": np.ones(3), "pos": rank}, 4)
+    assert "pos: differs on each of ranks 0-3" in text

@@ -214,7 +214,7 @@ WRONG: dict[str, tuple[Callable[[Metadata], object], str]] = {
         "not a dict of names",
     ),
     "no storage": (lambda m: setattr(m, "storage_data", None), "FileSystemWriter"),
-    "no such entry": (lambda m: m.state_dict_metadata.update(x=cast(Any, 3)), "x: a int stands"),
+    "no such entry": (lambda m: m.state_dict_metadata.update(x=cast(Any, 3)), "x: an int stands"),
     "no place": (
         lambda m: m.storage_data.pop(MetadataIndex("lr")),
         "lr: its storage_data does not say where it",

@@ -303,8 +303,8 @@ def _numbers(metrics: object) -> dict[str, float]:
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"metrics= is a mapping from names to numbers, such as {{'loss': 0.25}}, not a "
-            f"{type(metrics).__name__}"
+            f"metrics= is a mapping from names to numbers, such as {{'loss': 0.25}}, not "
+            f"{named(type(metrics).__name__)}"
         )
     return {name: _number(name, value) for name, value in cast(Any, metrics).items()}
 

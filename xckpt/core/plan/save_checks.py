@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.grid import ZarrArray, count_cells
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LeafRow, LeafTable, LoadPlan, SavePlan, WriteItem, WriteItems
+from xckpt.core.text.arguments import named
 from xckpt.errors import PlanError
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ super().finish_plan(...) does
     if not isinstance(found, cast(type[SavePlan | LoadPlan], kind)):
         what = "None" if found is None else f"an object of type {type(found).__name__}"
     elif not isinstance(cast(object, found.items), Collection):
-        what = f"a {kind.__name__} whose items are of type {type(found.items).__name__}"
+        what = f"{named(kind.__name__)} whose items are of type {type(found.items).__name__}"
     else:
         return plan
     raise PlanError(
-        f"{type(planner).__name__}.{hook} returned {what}: it must return a {kind.__name__}, such "
-        f"as super().{hook}(...) does"
+        f"{type(planner).__name__}.{hook} returned {what}: it must return {named(kind.__name__)}, "
+        f"such as super().{hook}(...) does"
     )
 
 
@@ -89,7 +90,7 @@ def resolved(planner: SavePlanner, item: WriteItem) -> NDArray[np.generic]:
     is_tensor = issubclass(type(data), np.ndarray) or adapters.is_leaf(data)
     if not is_tensor:
         what = type(data).__name__
-        raise PlanError(f"{item.index.fqn}: resolve_data must return a tensor, not a {what}")
+        raise PlanError(f"{item.index.fqn}: resolve_data must return a tensor, not {named(what)}")
     return adapters.to_numpy(data)
 
 

@@ -29,6 +29,7 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.reads.items import ReadItems, Row
+from xckpt.core.text.arguments import named
 from xckpt.errors import LeafTooLargeError, PlanError, XckptError
 
 
@@ -180,7 +181,7 @@ class WantedLeaf(msgspec.Struct, gc=False):
         shape = getattr(by, "shape", None)
         if shape is not None and tuple(shape) == self.target.shape:
             return by
-        what = f"a {type(by).__name__}" if shape is None else f"one of shape {tuple(shape)}"
+        what = named(type(by).__name__) if shape is None else f"one of shape {tuple(shape)}"
         raise PlanError(
             f"{self.name}: a hook of the planner put {what} into state_dict in place of a tensor "
             f"of shape {self.target.shape}; put one of that shape there"

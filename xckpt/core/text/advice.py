@@ -12,7 +12,7 @@ from datetime import date, datetime, time, timedelta
 from enum import Enum
 from pathlib import PurePath
 
-from xckpt.core.text.arguments import named
+from xckpt.core.text.arguments import named_class
 
 
 def no_value(leaf: object, otherwise: str) -> str:
@@ -23,10 +23,9 @@ def no_value(leaf: object, otherwise: str) -> str:
         'a builtins.set is neither a tensor nor a plain Python value; save sorted(...), a list, \
 remove it, or leave it out'
     """
-    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
     instead = _instead_of(leaf)
     done = f"save {instead}, remove it" if instead else "remove it, convert it"
-    return f"{named(kind)} is neither a tensor nor a plain Python value; {done}, {otherwise}"
+    return f"{named_class(leaf)} is neither a tensor nor a plain Python value; {done}, {otherwise}"
 
 
 def _instead_of(leaf: object) -> str:

@@ -21,6 +21,17 @@ def named(kind: str) -> str:
     return f"an {kind}" if kind.lower().startswith(("a", "e", "i", "o", "nd")) else f"a {kind}"
 
 
+def named_class(value: object) -> str:
+    """The class of something, with its module, after its article.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> named_class({1}), named_class(Fraction(1, 2))
+        ('a builtins.set', 'a fractions.Fraction')
+    """
+    return named(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
 def shown_value(value: object) -> str:
     """A value and its type, in an error.
 

@@ -283,8 +283,11 @@ def _argument(name: str, ranks: Mapping[object, list[int]]) -> Problem:
 
 
 def _leaf(name: str, ranks: Mapping[object, list[int]]) -> Problem:
-    each = [ranks_in_words(those) for those in ranks.values()]
-    text = f"differs between {' and '.join(_few(each))}"
+    groups = list(ranks.values())
+    if len(groups) == len(every := [rank for those in groups for rank in those]) > 2:
+        text = f"differs on each of {ranks_in_words(every)}"
+    else:
+        text = f"differs between {' and '.join(_few([*map(ranks_in_words, groups)]))}"
     return Problem(name.rpartition("\0")[0], kind="replica", text=text)
 
 

@@ -21,6 +21,7 @@ from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.names import KeyPath
+from xckpt.core.text.arguments import named
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import key_paths
 from xckpt.formats.torch_save.archive import Where
@@ -278,7 +279,7 @@ def _fields(value: object, kind: str, name: str = "") -> Mapping[str, object]:
     """The fields of a dataclass's record."""
     where = f"{name}: " if name else ""
     if not isinstance(value, Record) or value.name.rpartition(".")[2] != kind:
-        raise ManifestError(f"{where}a {_kind(value)} stands where a {kind} belongs")
+        raise ManifestError(f"{where}{named(_kind(value))} stands where {named(kind)} belongs")
     if not isinstance(value.state, dict):
         raise ManifestError(f"{where}a {kind} without fields")
     return value.state

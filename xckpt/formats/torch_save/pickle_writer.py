@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+from xckpt.core.text.arguments import named
 from xckpt.formats.torch_save.pickle_machine import Symbol
 
 
@@ -79,7 +80,7 @@ class _Writer:
         elif self._describe is not None:
             self.write(self._describe(value))
         else:
-            raise TypeError(f"a {type(value).__qualname__} is not a plain value")
+            raise TypeError(f"{named(type(value).__qualname__)} is not a plain value")
 
     def add(self, *opcodes: bytes) -> None:
         """Add opcodes as they are."""

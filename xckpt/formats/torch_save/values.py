@@ -25,6 +25,7 @@ from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.memory import RAISE
 from xckpt.core.manifest.rules import shape_fault
+from xckpt.core.text.arguments import named
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.strided_ranges import FileTensor
 from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load
@@ -177,7 +178,7 @@ def _check_plain(value: object, memory: Allowance) -> None:
             waiting += [(each, depth + 1) for each in inner]
         elif not isinstance(part, MappedTensor | str | bool | int | float | complex | bytes | None):
             kind = part.name if isinstance(part, Symbol) else type(part).__name__.lower()
-            raise UnsupportedLeafError(f"a {kind} is not a plain value")
+            raise UnsupportedLeafError(f"{named(kind)} is not a plain value")
 
 
 def kept_bytes(value: object) -> int:

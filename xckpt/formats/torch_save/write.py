@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES
+from xckpt.core.text.arguments import named
 from xckpt.formats.torch_save.pickle_machine import Symbol
 from xckpt.formats.torch_save.pickle_writer import Built, call, dump, outside
 
@@ -58,7 +59,9 @@ def write_saved(path: Path, value: object) -> None:
 
     def describe(part: object) -> Built:
         if not isinstance(part, np.ndarray):
-            raise TypeError(f"a {type(part).__qualname__} is neither a plain value nor an array")
+            raise TypeError(
+                f"{named(type(part).__qualname__)} is neither a plain value nor an array"
+            )
         arrays.append(np.asarray(part, order="C"))
         return _tensor(arrays[-1], str(len(arrays) - 1))
 

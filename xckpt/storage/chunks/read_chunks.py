@@ -28,6 +28,7 @@ from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.reads.items import ReadItems
 from xckpt.core.plan.wanted import Countdown
+from xckpt.core.text.arguments import named
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.array import SMALL_BYTES
@@ -104,7 +105,8 @@ class Destination:
         memory, got = adapters.writable_numpy(self._resolved), ""
         self.is_scratch = memory is None
         if memory is None:
-            got = "" if adapters.is_leaf(self._resolved) else f"a {type(self._resolved).__name__}"
+            kind = type(self._resolved).__name__
+            got = "" if adapters.is_leaf(self._resolved) else named(kind)
             memory = allocate(item.lengths, self._dtype, item.dest_index.fqn)
         usual = memory.dtype == self._dtype
         if memory.shape != tuple(item.lengths) or not (usual or dtype_name(memory.dtype)):

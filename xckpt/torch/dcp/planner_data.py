@@ -16,6 +16,7 @@ from math import isfinite
 
 from xckpt.core.metadata import JSONValue
 from xckpt.core.names import KeyPath
+from xckpt.core.text.arguments import named_class
 from xckpt.errors import ManifestError, PlanError
 
 DEEPEST = 32
@@ -103,7 +104,7 @@ def _encode(value: object, where: str, depth: int, problems: list[str]) -> JSONV
             ]
         }
     problems.append(
-        f"{where}: a {type(value).__module__}.{type(value).__qualname__} is not a plain value; use "
+        f"{where}: {named_class(value)} is not a plain value; use "
         f"None, bool, int, finite float, str, and lists, tuples and dicts of these"
     )
     return None

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import Sharding
+from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
 from xckpt.torch.target import TensorTarget, empty_like
@@ -63,8 +64,8 @@ def new_wrapper(tensor: DTensor, local: torch.Tensor, shards: LocalShards) -> Te
 
     if not isinstance(local, LocalShardsWrapper):
         raise UnsupportedLeafError(
-            f"{shards.name}: a DTensor over a {type(local).__name__} can only be filled in place; "
-            f"use load_into"
+            f"{shards.name}: a DTensor over {named(type(local).__name__)} can only be filled in "
+            f"place; use load_into"
         )
 
     def make() -> tuple[DTensor, Sequence[LocalShard]]:
