@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
+import weakref
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ from tests.runs.life import Place, on_threads
 from tests.runs.world import state_of, tag_of
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
+from xckpt.api.run.restore import Candidate, Damaged, first_good
+from xckpt.errors import CorruptCheckpointError
 from xckpt.policies import EverySteps, Latest
 
 __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
@@ -50,6 +55,33 @@ def test_a_step_that_is_known_as_damaged_need_not_fit(tmp_path: Path) -> None:
     on_threads(3, lambda place: save(place, 2))
     spoil(tmp_path / "step-00000002")
     on_threads(2, restore)
+
+
+def test_an_error_of_a_skipped_step_holds_no_memory_of_its_load() -> None:
+    """Else as many manifests stay in memory as there are damaged steps."""
+    held: list[weakref.ref[object]] = []
+
+    def read(path: str) -> NoReturn:
+        content = {path}
+        held.append(weakref.ref(content))
+        raise ValueError(path)
+
+    def load(path: str) -> NoReturn:
+        content = {path}
+        held.append(weakref.ref(content))
+        try:
+            read(path)
+        except ValueError as error:
+            raise CorruptCheckpointError(f"{path}: damaged") from error
+
+    damaged: Damaged = {}
+    assert (
+        first_good([Candidate(each, each) for each in "abc"], load, damaged, stacklevel=1) is None
+    )
+    assert [each() for each in held] == [None] * 6
+    assert [str(error) for error in damaged.values()] == [f"{each}: damaged" for each in "abc"]
+    for error in damaged.values():
+        assert "read(path)" in "".join(traceback.format_exception(error))
 
 
 LISTED = """

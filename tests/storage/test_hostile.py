@@ -141,6 +141,12 @@ def test_altered_checkpoints_stay_within_memory(tmp_path: Path, kind: int) -> No
         _attack(tmp_path, seed, OF_REAL)
 
 
+@linux
+def test_the_errors_of_skipped_steps_hold_no_manifests(tmp_path: Path) -> None:
+    """Ten steps that a restore skips: five manifests of 4 MB name 50,000 leaves alike."""
+    _attack(tmp_path, 9805, OF_REAL)
+
+
 def _long() -> bytes:
     """Bytes that are no manifest, and more than are read of one."""
     return b" " * (200 << 20)

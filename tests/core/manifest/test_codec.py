@@ -387,14 +387,34 @@ def test_every_problem_is_listed():
     assert len(caught.value.problems) == 3
 
 
-@pytest.mark.parametrize("leaf", [VALUE, {**VALUE, "name": "a//b"}, {**VALUE, "type": "set"}])
-def test_of_many_problems_some_are_listed(leaf: dict[str, Any]) -> None:
+MANY = range(3 * rules.MOST_FAULTS)
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        [{**VALUE, "name": f"w{n}"} for n in MANY] * 2,
+        [{**VALUE, "name": f"w{n}{below}"} for n in MANY for below in ("", "/x")],
+        [{**VALUE, "name": f"a//b{n}"} for n in MANY],
+        [{**VALUE, "name": f"v{n}", "type": "set"} for n in MANY],
+    ],
+    ids=["twice", "leaf and container", "names", "types"],
+)
+def test_of_many_problems_some_are_listed(leaves: list[dict[str, Any]]) -> None:
     """A million leaves can be wrong, and each problem takes memory."""
-    leaves = [{**leaf, "name": f"{leaf['name']}{n}"} for n in range(3 * rules.MOST_FAULTS)]
-    body = {"digests": "", "leaves": [leaf] * len(leaves) if leaf == VALUE else leaves}
+    with pytest.raises(ManifestError, match="format in 1,024 places or more\n") as caught:
+        parse(sealed({"digests": "", "leaves": leaves}), digest)
+    assert len(caught.value.problems) == rules.MOST_FAULTS
+    assert len(str(caught.value).splitlines()) == 22
+    assert "and 1004 more" in str(caught.value)
+
+
+def test_a_name_that_many_leaves_have_is_listed_once() -> None:
+    leaves = [VALUE] * 5000 + [{**VALUE, "name": "v"}] * 2
     with pytest.raises(ManifestError) as caught:
-        parse(sealed(body), digest)
-    assert 0 < len(caught.value.problems) <= 2 * rules.MOST_FAULTS
+        parse(sealed({"digests": "", "leaves": leaves}), digest)
+    faults = "w: two leaves have this name", "v: two leaves have this name"
+    assert caught.value.problems == faults
 
 
 def test_many_pieces_are_checked_quickly_and_in_little_memory():

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -116,6 +117,7 @@ def first_good(
         except XckptError as error:
             if not is_damage(error, candidate.damage):
                 raise
+            forget_frames(error)
             damaged[candidate] = error
             continue
         if damaged:
@@ -124,6 +126,18 @@ def first_good(
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
         return candidate, state
     return None
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what the calls of an error, and of those that led to it, still hold in memory.
+
+    What raised a `ManifestError` holds the manifest: kept errors of many steps would keep them all.
+    Each traceback still says where the error came from.
+    """
+    led: BaseException | None = error
+    while led is not None:
+        traceback.clear_frames(led.__traceback__)
+        led = led.__cause__ or led.__context__
 
 
 def passed_over(damaged: Damaged) -> list[str]:

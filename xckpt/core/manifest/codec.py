@@ -39,7 +39,13 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.manifest.memory import check_memory, described_bytes, maybe_small
 from xckpt.core.manifest.pieces import Pieces
-from xckpt.core.manifest.rules import SMALL_CHUNK, count_pieces, default_pack_bytes, problems
+from xckpt.core.manifest.rules import (
+    MOST_FAULTS,
+    SMALL_CHUNK,
+    count_pieces,
+    default_pack_bytes,
+    problems,
+)
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -324,8 +330,9 @@ def check(manifest: Manifest) -> None:
     """Refuse a manifest that no reader would take.
 
     Raises:
-        ManifestError: it breaks a rule of the format; all faults are listed.
+        ManifestError: it breaks a rule of the format; the faults are listed, of many the first.
     """
     faults = problems(manifest)
     if faults:
-        raise ManifestError.listing("the manifest breaks the format", faults)
+        often = f" in {len(faults):,} places or more" if len(faults) >= MOST_FAULTS else ""
+        raise ManifestError.listing(f"the manifest breaks the format{often}", faults)

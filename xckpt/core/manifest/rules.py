@@ -120,18 +120,19 @@ def _head_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _name_problems(manifest: Manifest) -> list[str]:
-    faults, names = list[str](), set[str]()
+    names, again = set[str](), dict[str, None]()
     for leaf in manifest.leaves:
-        if leaf.name in names and len(faults) < MOST_FAULTS:
-            faults.append(f"{leaf.name[:80]}: two leaves have this name")
+        if leaf.name in names:
+            again[leaf.name] = None
         names.add(leaf.name)
+    faults = [f"{name[:80]}: two leaves have this name" for name in islice(again, MOST_FAULTS)]
     odd = odd_names(chain(names, manifest.containers), DEEPEST)
     faults += map(_name_fault, islice(odd, MOST_FAULTS))
     if not faults:
         try:
             check_names(names, manifest.containers)
         except ManifestError as error:
-            faults.append(str(error))
+            faults += error.problems or (str(error),)
     return faults
 
 
@@ -177,7 +178,7 @@ def check_names(names: Collection[str], containers: Mapping[str, str]) -> None:
                 clashes[parent] = None
             above = parent
     if clashes:
-        refuse_clashes(clashes)
+        refuse_clashes(islice(clashes, MOST_FAULTS))
     for name, inner in children.items():
         node = Container((split_name(last)[0], None) for last in inner)
         node.name, node.kind = name, containers[name]
