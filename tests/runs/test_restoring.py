@@ -18,8 +18,9 @@ from tests.runs.world import state_of, tag_of
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
 from xckpt.api.run.restore import Candidate, Damaged, first_good
-from xckpt.errors import CorruptCheckpointError
+from xckpt.errors import CorruptCheckpointError, Problem
 from xckpt.policies import EverySteps, Latest
+from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
@@ -33,28 +34,55 @@ def spoil(step: Path) -> None:
             file.write_bytes(bytes(each ^ 1 for each in file.read_bytes()))
 
 
+def save(root: Path, place: Place, step: int) -> None:
+    with xckpt.CheckpointManager(root, save=ALWAYS, group=place.group) as run:
+        run.save(step, state_of(step, place.rank, place.size))
+
+
 @pytest.mark.filterwarnings("ignore:step 1 was restored:UserWarning")
-def test_a_step_that_is_known_as_damaged_need_not_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [False, True])
+def test_a_damaged_step_need_not_fit(tmp_path: Path, known: bool) -> None:
     """Three ranks have saved it, and two go on from the step before, which they have saved."""
 
-    def save(place: Place, step: int) -> None:
+    def restore(place: Place) -> None:
         with xckpt.CheckpointManager(tmp_path, save=ALWAYS, group=place.group) as run:
-            run.save(step, state_of(step, place.rank, place.size))
+            like = {**state_of(0, place.rank, 2), "own": xckpt.PerRank(np.zeros(3, int))}
+            if known:
+                assert tag_of(run.restore()) == 1
+            assert run.restore(like)["tag"] == 1
+            (skipped,) = run.skipped
+            assert skipped.number == 2
+            assert ("own/rank2" if known else "digest differs") in str(skipped.error)
+
+    on_threads(2, lambda place: save(tmp_path, place, 1))
+    on_threads(3, lambda place: save(tmp_path, place, 2))
+    spoil(tmp_path / "step-00000002")
+    on_threads(2, restore)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_sound_step_that_does_not_fit_is_an_error(tmp_path: Path, ranks: int) -> None:
+    """It is verified only where an older step has other leaves, and so might fit."""
+    verified: list[str] = []
 
     def restore(place: Place) -> None:
         with xckpt.CheckpointManager(tmp_path, save=ALWAYS, group=place.group) as run:
             like = {**state_of(0, place.rank, 2), "own": xckpt.PerRank(np.zeros(3, int))}
             with pytest.raises(xckpt.TreeMismatchError, match="own/rank2"):
-                run.restore(like)  # nothing is known of it, and it may be sound
-            assert tag_of(run.restore()) == 1
-            assert run.restore(like)["tag"] == 1
-            (skipped,) = run.skipped
-            assert skipped.number == 2 and "own/rank2" in str(skipped.error)
+                run.restore(like)
+            assert run.skipped == ()
 
-    on_threads(2, lambda place: save(place, 1))
-    on_threads(3, lambda place: save(place, 2))
-    spoil(tmp_path / "step-00000002")
-    on_threads(2, restore)
+    def verify(checkpoint: Checkpoint) -> list[Problem]:
+        verified.append(str(checkpoint.location))
+        return whole(checkpoint)
+
+    on_threads(ranks, lambda place: save(tmp_path, place, 1))
+    on_threads(3, lambda place: save(tmp_path, place, 2))
+    whole = Checkpoint.verify
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "verify", verify)
+        on_threads(2, restore)
+    assert verified == [str(tmp_path / "step-00000002")] * (ranks == 2)
 
 
 def test_an_error_of_a_skipped_step_holds_no_memory_of_its_load() -> None:

@@ -152,7 +152,7 @@ class RunReading:
         """Load the newest good step; collective.
 
         A newest step that is damaged is skipped with a warning, and the one before it is taken;
-        `skipped` says which, and why. A target that does not fit is an error, as in `xckpt.load`.
+        `skipped` says which, and why. A target that does not fit the newest good one is an error.
 
         Args:
             like: the tree of targets; see `xckpt.load`.
@@ -256,7 +256,7 @@ class RunReading:
         )
         self._saves.settle()
         try:
-            found = restore_step(self._folder, number, load)
+            found = restore_step(self._folder, number, load, self._load_options)
         except CorruptCheckpointError:
             if number is None:
                 self._saves.resume(None)  # no step is good, so every policy applies again

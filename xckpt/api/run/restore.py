@@ -3,6 +3,7 @@
 1. Where a step lies in both roots of a run, the kept one comes first.
 2. A step that is deleted while it is read is not damaged: another process has saved a newer
    one. So the roots are listed again, and the newest untried step comes next.
+3. A step that does not fit the target may be damaged, too (`xckpt.api.run.misfit`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from xckpt.api.run.folder import RunFolder, key_of
+from xckpt.api.run.misfit import damage_of
 from xckpt.core.run.record import StepRecord
 from xckpt.errors import (
     CheckpointReplacedError,
@@ -27,6 +30,7 @@ from xckpt.errors import (
     VersionError,
     XckptError,
 )
+from xckpt.options import LoadOptions
 
 State = TypeVar("State")
 """What a load returns."""
@@ -146,7 +150,10 @@ def passed_over(damaged: Damaged) -> list[str]:
 
 
 def restore_step(
-    folder: RunFolder, step: int | None, load: Callable[[str], State]
+    folder: RunFolder,
+    step: int | None,
+    load: Callable[[str], State],
+    options: LoadOptions | None = None,
 ) -> Restored[State] | None:
     """Load a step, or the newest good one; None if there is none, good or not; collective.
 
@@ -154,6 +161,7 @@ def restore_step(
         folder: the roots of the run.
         step: its number, or None for the newest.
         load: loads what is at a path.
+        options: for a look at a newest step that does not fit; see `damage_of`.
 
     Raises:
         NotACheckpointError: there is no such step.
@@ -161,6 +169,8 @@ def restore_step(
     """
     folder.look()
     damaged: Damaged = {}
+    if step is None:
+        load = partial(_loaded, folder, load, options)
     found = first_good(_each(folder, step, damaged), load, damaged, stacklevel=5)
     records = _newest_first(folder, step)
     if found is not None:
@@ -175,6 +185,24 @@ def restore_step(
         summary = f"{folder.kept.location}: no step is good, so nothing was restored"
         raise CorruptCheckpointError.listing(summary, passed_over(damaged))
     return None
+
+
+def _loaded(
+    folder: RunFolder, load: Callable[[str], State], options: LoadOptions | None, path: str
+) -> State:
+    """Load a step; one that does not fit is verified if nothing is known of it."""
+    try:
+        return load(path)
+    except XckptError as error:
+        steps = {each.path: each.damage for each in _newest_first(folder, None)}
+        known = TreeMismatchError in steps[path]
+        if known or not is_damage(error, (TreeMismatchError,)):
+            raise
+        paths = list(steps)
+        damage = damage_of(folder, path, paths[paths.index(path) + 1 :], options)
+        if damage is None:
+            raise
+        raise damage from error
 
 
 def _newest_first(folder: RunFolder, step: int | None) -> dict[Candidate, StepRecord]:
