@@ -159,6 +159,58 @@ def test_what_an_overwrite_could_not_delete_is_collected(
     assert step_at(url) == 2 and xckpt.gc(url, older_than=0) == []
 
 
+def test_a_long_sweep_ends_when_another_has_the_path(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An overwrite has committed and deletes the old keys: a new save writes the same ones."""
+    monkeypatch.setattr(conditional, "AT_ONCE", 2)
+    xckpt.save(url, OLD, options=PLAIN)
+    delete, late = conditional.delete_keys, list[dict[str, Exception]]()
+
+    def delete_late(store: Any, some: Any, target: Any, claim: Any = None) -> dict[str, Exception]:
+        if claim is None:  # of another call
+            return delete(store, some, target)
+        monkeypatch.setattr(conditional, "delete_keys", delete)
+        xckpt.delete(url)
+        xckpt.save(url, NEW, options=PLAIN)
+        late.append(delete(store, ["none", "none", *some], target, claim))
+        return late[0]
+
+    monkeypatch.setattr(conditional, "delete_keys", delete_late)
+    xckpt.save(url, NEW, overwrite=True, options=PLAIN)
+    assert "w/c/0" in late[0] and step_at(url) == 2
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_manifest_that_came_too_late_goes_back(
+    url: str, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it names was collected while it was on its way."""
+    if overwrite:
+        xckpt.save(url, OLD, options=PLAIN)
+    monkeypatch.setattr(conditional, "SECONDS", -1.0)
+    once_before(monkeypatch, KeyStaging, "_write_manifest", lambda: collect(url))
+    with pytest.raises(xckpt.StorageError, match="taken for a dead one"):
+        xckpt.save(url, NEW, overwrite=overwrite, options=PLAIN)
+    xckpt.gc(url, older_than=0)
+    if overwrite:
+        assert step_at(url) == 1
+    else:
+        assert keys(url) == []
+
+
+def test_what_came_after_another_save_had_cleared_the_path_is_collected(url: str) -> None:
+    writer = xckpt.storage.ZarrStorageWriter(url, options=PLAIN)
+    writer.stage()
+    xckpt.save(url, NEW, overwrite=True, options=PLAIN)
+    open_store(Location.parse(url)).write("late/c/0", b"late").result()
+    writer.abort()
+    assert "late/c/0" in keys(url)
+    xckpt.gc(url, older_than=0)
+    assert "late/c/0" not in keys(url) and "xckpt.saving" not in keys(url)
+    assert step_at(url) == 2 and xckpt.gc(url, older_than=0) == []
+
+
 @pytest.mark.parametrize("damage", [(b'"version":1', b'"version":2'), (b"shape", b"shade")])
 def test_beside_a_manifest_that_cannot_be_read_nothing_is_collected(
     url: str, damage: tuple[bytes, bytes]

@@ -4,8 +4,9 @@
    generation is.
 2. A generation that the manifest does not name is left over from a save that was cut off. One that
    it names may hold a copy of the manifest before (`REPLACED`): the old data was not all deleted.
-   If there is a claim and no manifest, the keys that look like a checkpoint's are leftovers. Beside
-   a manifest that cannot be read, perhaps a newer release's, nothing counts as one.
+   If there is a claim and the manifest names a generation, or there is none, the other keys that
+   look like a checkpoint's are leftovers, as for a save. Beside a manifest that cannot be read,
+   perhaps a newer release's, nothing counts as one.
 3. It is never known whether the writer is alive; its identity tells when it began. So its claim is
    taken over before anything is removed, and the manifest read after that: a save commits only
    while it has its claim.
@@ -78,7 +79,7 @@ def _find_at(
         own = [note, *_of_manifest(old, keys, place)]
         yield _measured(location, store, note, place, own, _age(named))
     elif "" in generations and root != "":  # beside data in place the claim stays
-        own = [f"{place}{CLAIM}", *(_in_place(keys, place) if root is None else ())]
+        own = [f"{place}{CLAIM}", *_in_place(keys, place)]
         claim = answer(store.read(own[0]), location).value
         yield _measured(location, store, own[0], place, own, _age(_saver(claim)))
 
@@ -203,7 +204,7 @@ def remove_keys(location: Location, left: Leftover, older_than: float | None) ->
         own = _own(store, where, place, location)
         # What says that the others are left goes last.
         for some in (set(own) - {where, claim.key}, set(own) & {where} - {claim.key}):
-            for error in delete_keys(store, some, location).values():
+            for error in delete_keys(store, list(some), location).values():
                 raise error
         if own or not there:
             claim.release(store, location)
@@ -231,10 +232,8 @@ def _own(store: ts.KvStore, where: str, place: str, location: Location) -> list[
     if name == REPLACED and root == posixpath.dirname(generation):
         old = answer(store.read(where), location).value
         return [*_of_manifest(old, keys, place), where]
-    if name == CLAIM and root is None:
+    if name == CLAIM and root not in ("", _UNREADABLE) and f"{place}{root}/{REPLACED}" not in keys:
         return [*_in_place(keys, place), where]
-    if name == CLAIM and root not in ("", _UNREADABLE):
-        return [where]
     left = name not in (CLAIM, REPLACED) and root not in (generation, _UNREADABLE)
     return [key for key in keys if left and key.startswith(f"{where}/")]
 

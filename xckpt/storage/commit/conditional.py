@@ -15,7 +15,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -32,6 +32,8 @@ _Written: TypeAlias = "ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 SECONDS: Final = 2.0
 """Age from which on an answer says too little about a claim."""
+AT_ONCE: Final = 1024
+"""Keys that are deleted between two looks at a claim."""
 
 
 @dataclass(slots=True)
@@ -68,9 +70,14 @@ class KeyClaim:
         """Begin to look who has it."""
         self._asked, self._since = store.read(self.key), time.monotonic()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the last look at it is young enough."""
+        return time.monotonic() - self._since <= SECONDS
+
     def is_held(self, store: ts.KvStore, target: Location, *, now: bool = True) -> bool:
         """Whether nobody has taken it over; by what was asked before unless it must be ``now``."""
-        if now or self._asked is None or time.monotonic() - self._since > SECONDS:
+        if now or self._asked is None or not self.is_known:
             self.ask(store)
         assert self._asked is not None
         return answer(self._asked, target).value == self.text
@@ -86,17 +93,36 @@ class KeyClaim:
         if self.is_held(store, target, now=False):
             return
         if answer(store.read(MANIFEST), target).stamp.generation == seen:
-            raise StorageError(
-                f"{target}: this save was taken for a dead one, and what it wrote was removed: "
-                f"save again, with overwrite=True; give xckpt gc a longer time, and look at the "
-                f"clocks"
-            )
+            raise taken_for_dead(target)
 
     def release(self, store: ts.KvStore, target: Location) -> None:
         """Delete it, if nobody has taken it over."""
         read = answer(store.read(self.key), target)
         if read.value == self.text:
             answer(store.write(self.key, None, if_equal=read.stamp.generation), target)
+
+
+def is_kept(
+    claim: KeyClaim | None, store: ts.KvStore, target: Location, manifest: bytes, old: bytes | None
+) -> bool:
+    """Whether what a manifest names was there when it was written; if not the ``old`` one is back.
+
+    Who removes that takes the claim over before, and looks at the manifest after that. A manifest
+    that was written soon after the last look at the claim needs no other.
+    """
+    if claim is None or target.folder is not None or claim.is_known or claim.is_held(store, target):
+        return True
+    # Where another save or a deletion has replaced it since, it was committed.
+    there = generation_if(store, MANIFEST, manifest, target)
+    return not (there and answer(store.write(MANIFEST, old, if_equal=there), target).generation)
+
+
+def taken_for_dead(target: Location) -> StorageError:
+    """The error of a save that lost its claim."""
+    return StorageError(
+        f"{target}: this save was taken for a dead one, and what it wrote was removed: save again, "
+        f"with overwrite=True; give xckpt gc a longer time, and look at the clocks"
+    )
 
 
 def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: Location) -> bytes:
@@ -133,15 +159,40 @@ def generation_if(store: ts.KvStore, key: str, content: bytes, target: Location)
     return read.stamp.generation if read.state == "value" and read.value == content else b""
 
 
-def delete_keys(store: ts.KvStore, keys: Iterable[str], target: Location) -> dict[str, Exception]:
-    """Delete keys, all at once; why some are left."""
+def delete_keys(
+    store: ts.KvStore, keys: Sequence[str], target: Location, claim: KeyClaim | None = None
+) -> dict[str, Exception]:
+    """Delete keys; why some are left.
+
+    All at once; with a ``claim`` some at a time, until it is another's: others may have deleted the
+    checkpoint, and a save may write the same keys anew.
+    """
     left: dict[str, Exception] = {}
-    for key, asked in [(key, store.write(key, None)) for key in keys]:
-        try:
-            answer(asked, target)
-        except Exception as error:  # whatever it is, others may go
-            left[key] = error
+    at_once = len(keys) if claim is None else AT_ONCE
+    for first in range(0, len(keys), at_once or 1):
+        if first and claim is not None and not claim.is_held(store, target):
+            lost = StorageError(f"{target}: another call has removed this checkpoint meanwhile")
+            return left | dict.fromkeys(keys[first:], lost)
+        some = keys[first : first + at_once]
+        for key, asked in [(key, store.write(key, None)) for key in some]:
+            try:
+                answer(asked, target)
+            except Exception as error:  # whatever it is, others may go
+                left[key] = error
     return left
+
+
+def delete_or_unlink(
+    store: ts.KvStore, target: Location, keys: Sequence[str], claim: KeyClaim | None = None
+) -> dict[str, Exception]:
+    """Delete keys, or files and empty folders of a local one; why some keys are left."""
+    folder = target.folder
+    if folder is None:
+        return delete_keys(store, keys, target, claim)
+    for entry in sorted((folder / key for key in keys), reverse=True):
+        with contextlib.suppress(OSError):
+            entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    return {}
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:

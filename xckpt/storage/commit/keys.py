@@ -42,9 +42,11 @@ from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import names_below, own_keys
 from xckpt.storage.commit.conditional import (
     KeyClaim,
-    delete_keys,
+    delete_or_unlink,
     empty_stale_lock,
+    is_kept,
     is_written,
+    taken_for_dead,
     write_if,
 )
 from xckpt.storage.commit.folder import new_identity, sync_folder, sync_tree
@@ -107,14 +109,15 @@ class KeyStaging:
         with storage_errors(self.target):
             _sync(self)
             store = open_store(self.target)
-            # Listed before the commit: keys that others write after it must not be touched.
             replaced = [*self.replaced(store), *self._note_replaced(store)]
             if self.target.folder is not None:
                 empty_stale_lock(self.target.folder, MANIFEST)
             if self.claim is not None and self.target.folder is None:
                 self.claim.require(store, self.target, self.seen)
             self._write_manifest(store, manifest)
-            self.committed = True
+            self.committed = self.sent = is_kept(self.claim, store, self.target, manifest, self.old)
+            if not self.committed:
+                raise taken_for_dead(self.target)
             self._close()
             self.delete(store, replaced)
 
@@ -208,7 +211,7 @@ class KeyStaging:
         own = self.location.folder
         if self.step is Step.GENERATION and own is not None:
             shutil.rmtree(own, ignore_errors=True)
-            _delete_now(store, self.target, [GENERATIONS])  # unless another's lies there
+            delete_or_unlink(store, self.target, [GENERATIONS])  # unless another's lies there
         elif self.step is Step.GENERATION:
             listed = [key for key in self._listed(store) if key.startswith(f"{self.root}/")]
             self.delete(store, listed, _written(self))
@@ -243,17 +246,17 @@ class KeyStaging:
         Returns:
             Whether something is left, which the log then says.
         """
-        written = written or {}
-        keys = list(dict.fromkeys([*keys, *written]))
+        keys = list(dict.fromkeys([*keys, *(written or ())]))
         marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
         marks = marks or [key for key in keys if key == CLAIM]
-        left = _delete_now(store, self.target, [key for key in keys if key not in marks])
+        others = [key for key in keys if key not in marks]
+        left = delete_or_unlink(store, self.target, others, self.claim if self.committed else None)
         if self.target.folder is not None:
             marks += [posixpath.dirname(mark) for mark in marks if "/" in mark]
         if not left:
-            left = _delete_now(store, self.target, marks)
+            left = delete_or_unlink(store, self.target, marks)
         if left:
-            sizes = {key: written.get(key, 0) for key in left}
+            sizes = {key: (written or {}).get(key, 0) for key in left}
             note_left(self.target, sizes, next(iter(left.values())), failed=not self.committed)
         return bool(left)
 
@@ -266,17 +269,6 @@ def _written(staging: KeyStaging) -> dict[str, int]:
     if staging.root:
         written |= {CLAIM: 0, **({} if staging.noting is None else {REPLACED: 0})}
     return {posixpath.join(staging.root, key): size for key, size in written.items()}
-
-
-def _delete_now(store: ts.KvStore, target: Location, keys: list[str]) -> dict[str, Exception]:
-    """Delete keys; why some are left."""
-    folder = target.folder
-    if folder is None:
-        return delete_keys(store, keys, target)
-    for entry in sorted((folder / key for key in keys), reverse=True):
-        with contextlib.suppress(OSError):
-            entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    return {}
 
 
 def _sync(staging: KeyStaging) -> None:
