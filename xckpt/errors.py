@@ -38,9 +38,10 @@ A failure has the same class on one rank and on many:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from xckpt.core.problem import Problem
 from xckpt.core.text.printable import printable_lines
@@ -68,6 +69,8 @@ __all__ = [
     "XckptError",
 ]
 
+RESTORE: Final = "restore it from a copy of the checkpoint, or load an older one"
+"""What to do about damaged files."""
 SHOWN_PROBLEMS = 20
 """How many problems a message lists; ``problems`` always holds all of them."""
 
@@ -284,6 +287,22 @@ def _of_ranks(ranks: Sequence[int], kind: str, text: str) -> Problem:
     if len(ranks) == 1:
         return Problem(rank=ranks[0], kind=kind, text=text)
     return Problem(kind=kind, text=text, line=f"{ranks_in_words(ranks)}: {kind}: {text}")
+
+
+@contextlib.contextmanager
+def naming(where: object) -> Iterator[None]:
+    """Prefix the message of an error of this library with the place.
+
+    Example:
+        >>> with naming("model.json"):
+        ...     raise ManifestError("the index is damaged")
+        Traceback (most recent call last):
+        xckpt.errors.ManifestError: model.json: the index is damaged
+    """
+    try:
+        yield
+    except XckptError as error:
+        raise type(error)(f"{where}: {error}", error.problems) from error
 
 
 def _classes() -> dict[str, type[Exception]]:

@@ -262,12 +262,12 @@ def test_damage_is_found_by_name(tmp_path: Path) -> None:
     chunk.write_bytes(data)
     assert said(xckpt.CorruptCheckpointError, lambda: xckpt.load(path)) == (
         f"w: [0, 2) x [0, 3) in {chunk}: its digest differs from the one saved; "
-        "restore it from a copy of the checkpoint"
+        "restore it from a copy of the checkpoint, or load an older one"
     )
     chunk.unlink()
     assert said(xckpt.CorruptCheckpointError, lambda: xckpt.load(path)) == (
         f"w: [0, 2) x [0, 3) in {chunk}: the chunk is missing; "
-        "restore it from a copy of the checkpoint"
+        "restore it from a copy of the checkpoint, or load an older one"
     )
     manifest.write_bytes(manifest.read_bytes()[:50])
     text = said(xckpt.ManifestError, lambda: xckpt.load(path))

@@ -34,7 +34,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("zzz", "it does not exist; beside it: step_2, step_9, step_10"),
         ("step_11", "nothing is at the path yet: a save to it is running or was cut off"),
         ("notes", "there is no xckpt.json in it, only: todo.txt; check the path"),
-        ("notes/todo.txt/x", "todo.txt is not a folder"),
+        ("notes/todo.txt/x/y", "todo.txt is a file, so nothing is below it"),
+        ("notes/todo.txt/x", "todo.txt is a file, so nothing is below it"),
         ("no/where", "no does not exist"),
         ("step_9/w", "it lies in the checkpoint {}/step_9: give that path, and leaves by their"),
         ("step_9/xckpt.json", "is a file, not a checkpoint folder; it lies in the checkpoint {}"),
@@ -68,6 +69,11 @@ def test_what_is_there_instead_in_a_bucket(
     with pytest.raises(xckpt.NotACheckpointError) as caught:
         xckpt.load(f"{url}/{name}" if name else url)
     assert words.format(url) in str(caught.value)
+
+
+def test_a_device_is_called_one() -> None:
+    with pytest.raises(xckpt.NotACheckpointError, match=r"/dev/null .*: it is a device"):
+        xckpt.load("/dev/null")
 
 
 def test_many_steps_are_not_all_shown(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from xckpt.errors import (
     ManifestError,
     NotACheckpointError,
     StorageError,
+    naming,
 )
 from xckpt.storage.foreign.documents import Allowance, read_json
-from xckpt.storage.foreign.paths import FilePath, file_name_problem, named, naming
+from xckpt.storage.foreign.paths import FilePath, file_name_problem, named
 from xckpt.storage.location import storage_errors
 
 INDEX: Final = ".index.json"

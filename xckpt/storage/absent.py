@@ -2,7 +2,7 @@
 
 1. A folder of checkpoints (a run's root): the steps are listed.
 2. A save to the path that was cut off: its staging folder is named.
-3. A path that does not exist: checkpoints beside it, the likeliest first.
+3. A path that does not exist: checkpoints beside it, the likeliest first, or the file above it.
 4. A format that is not read (`xckpt.storage.foreign.unread`): its name, and what to do.
 5. A path into a checkpoint: the checkpoint.
 6. Any other folder: some of the names in it.
@@ -53,6 +53,8 @@ def what_is_there(folder: Path) -> str:
     unread = next(filter(None, map(unread_format, names)), "")
     if unread:
         return f"{unread}; {MANIFEST} is not there either"
+    if folder.exists() and not folder.is_dir():
+        return "it is a device, a pipe or a socket; give the folder of a checkpoint"
     return _no_manifest(f", only: {_shown(names)}" if names else ", nothing at all")
 
 
@@ -124,6 +126,9 @@ def _inside(path: Path) -> str:
 def _beside(folder: Path) -> str:
     parent = folder.parent
     if not parent.is_dir():
+        file = next((path for path in folder.parents if _is_file(path)), None)
+        if file is not None:
+            return f"{file} is a file, so nothing is below it"
         missing = [path for path in folder.parents if not path.exists()]
         return f"{missing[-1]} does not exist" if missing else f"{parent} is not a folder"
     if any(name.startswith(f".{folder.name}.saving-") for name in _names(parent)):

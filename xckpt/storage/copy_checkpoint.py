@@ -23,13 +23,12 @@ from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import MANIFEST, object_sizes
 from xckpt.core.manifest.packs import PACK_BYTES
-from xckpt.errors import CorruptCheckpointError, StorageError
+from xckpt.errors import CorruptCheckpointError, StorageError, naming
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
-from xckpt.storage.foreign.paths import naming
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest

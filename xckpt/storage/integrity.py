@@ -24,6 +24,7 @@ from xckpt.core.manifest.entries import Manifest, array_document, arrays, docume
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.problem import Problem
 from xckpt.errors import (
+    RESTORE,
     CheckpointReplacedError,
     CorruptCheckpointError,
     ManifestError,
@@ -183,7 +184,9 @@ class Integrity:
             f"{each.key}: {problem}" for each in requested if (problem := self._problem(each))
         ]
         if problems:
-            raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
+            raise CorruptCheckpointError.listing(
+                f"{self.root}: altered zarr metadata; {RESTORE}", problems
+            )
         self._checked.update(each.key for each in requested)
 
     def altered_documents(self, most: int) -> list[Problem]:

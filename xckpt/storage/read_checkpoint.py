@@ -31,7 +31,7 @@ from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.reads.items import ReadItems, needs_no_items
 from xckpt.engine.ranks.rendezvous import host_identity
-from xckpt.errors import ManifestError, NotACheckpointError
+from xckpt.errors import ManifestError, NotACheckpointError, naming
 from xckpt.options import LoadOptions, checked_options
 from xckpt.storage.absent import what_file_is_there, what_is_there, what_keys_are_there
 from xckpt.storage.array import digest_bytes
@@ -120,10 +120,8 @@ class ZarrStorageReader:
     def _parse(self, data: bytes) -> Manifest:
         digest = digest_bytes(data)
         if self._parsed is None or self._parsed[0] != digest:
-            try:
+            with naming(self.location):
                 self._parsed = digest, parse(data, digest_bytes, self.options.memory_bytes)
-            except ManifestError as error:
-                raise type(error)(f"{self.location}: {error}", error.problems) from error
         return self._parsed[1]
 
     def set_up_storage_reader(self, manifest: bytes, ranks: int) -> Metadata:

@@ -205,7 +205,7 @@ FAULTS = [
     (remove_chunk, "No such file"),
     (spoil_digests, "xckpt.digests: altered"),
     (remove_digests, "xckpt.digests: missing"),
-    (spoil_manifest, "altered"),
+    (spoil_manifest, "/a: the manifest"),
     (make_newer, "version 2"),
 ]
 

@@ -55,7 +55,7 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.names import refuse_dimension_names
 from xckpt.core.struct_types import prepare_structs
-from xckpt.errors import ManifestError, VersionError
+from xckpt.errors import RESTORE, ManifestError, VersionError
 
 FORMAT: Final = "xckpt"
 VERSION: Final = 1
@@ -296,7 +296,7 @@ def parse(data: bytes, digest: Digest, memory_bytes: int | None = None) -> Manif
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"the manifest is {len(data):,} bytes long; at most {MAX_BYTES:,}")
-    head = decode(data, _Head, "the manifest is truncated or no manifest at all")
+    head = decode(data, _Head, "the manifest is truncated or no manifest at all", RESTORE)
     if head.format != FORMAT:
         raise ManifestError(f"the manifest's format is {head.format[:40]!r}, not {FORMAT!r}")
     if head.version > VERSION:
@@ -306,16 +306,20 @@ def parse(data: bytes, digest: Digest, memory_bytes: int | None = None) -> Manif
         )
     if head.version != VERSION:
         raise ManifestError(f"the format never had a version {head.version}")
-    envelope = decode(data, _Envelope, "the manifest is truncated or altered")
+    envelope = decode(data, _Envelope, "the manifest is truncated or altered", RESTORE)
     body = memoryview(envelope.checkpoint)  # it may be a gigabyte
     around = msgspec.json.encode(msgspec.structs.replace(envelope, checkpoint=msgspec.Raw(b"0")))
     before, after = around[:-2], around[-1:]
     whole = len(data) == len(before) + len(body) + len(after)
     if not (whole and data.startswith(before) and data.endswith(after)):
         # Nothing digests what is around the content, so it has one spelling and no other field.
-        raise ManifestError("the manifest was altered: something is added around its content")
+        raise ManifestError(
+            f"the manifest was altered: something is added around its content; {RESTORE}"
+        )
     if digest(body).hex() != envelope.digest:
-        raise ManifestError("the manifest was altered: its digest does not fit its content")
+        raise ManifestError(
+            f"the manifest was altered: its digest does not fit its content; {RESTORE}"
+        )
     if memory_bytes is not None:
         check_memory(decoded_bytes(body), f"the manifest of {len(data):,} bytes", memory_bytes)
     manifest = decode_body(body, memory_bytes)

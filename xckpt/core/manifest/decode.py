@@ -216,13 +216,17 @@ def _refuse_repeated_names(body: memoryview, memory_bytes: int | None) -> None:
         )
 
 
-def decode(data: bytes | memoryview, kind: type[Document], complaint: str) -> Document:
+def decode(
+    data: bytes | memoryview, kind: type[Document], complaint: str, advice: str = ""
+) -> Document:
     """What a JSON text holds.
 
     Raises:
-        ManifestError: it holds something else; begins with the ``complaint``.
+        ManifestError: it holds something else; begins with the ``complaint``, and ends with the
+            ``advice``.
     """
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{complaint}: {error}") from error
+        text = f"{complaint}: {error}"
+        raise ManifestError(f"{text}; {advice}" if advice else text) from error

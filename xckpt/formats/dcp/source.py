@@ -29,6 +29,7 @@ from xckpt.errors import (
     NotACheckpointError,
     UnsafePickleError,
     UnsupportedLeafError,
+    naming,
 )
 from xckpt.formats.dcp.keys import keys_below
 from xckpt.formats.dcp.metadata import DCPMetadata, parse
@@ -40,7 +41,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import open_file
-from xckpt.storage.foreign.paths import FilePath, find_path, named, naming
+from xckpt.storage.foreign.paths import FilePath, find_path, named
 from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64

@@ -25,6 +25,7 @@ from xckpt.core.tree import unflatten
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
+    naming,
 )
 from xckpt.formats.orbax.step import find_item, user_metadata
 from xckpt.formats.orbax.tree import (
@@ -46,7 +47,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance, read_json
 from xckpt.storage.foreign.files import state_of
-from xckpt.storage.foreign.paths import existing_path, file_name_problem, named, naming
+from xckpt.storage.foreign.paths import existing_path, file_name_problem, named
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 LEAF_BYTES: Final = 400

@@ -15,7 +15,7 @@ from typing import Final
 
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.text.printable import printable
-from xckpt.errors import NotACheckpointError
+from xckpt.errors import NotACheckpointError, naming
 from xckpt.formats.orbax.tree import (
     CHECKPOINT,
     TREE,
@@ -25,7 +25,7 @@ from xckpt.formats.orbax.tree import (
     steps_in,
 )
 from xckpt.storage.foreign.documents import Allowance, read_json
-from xckpt.storage.foreign.paths import FilePath, naming
+from xckpt.storage.foreign.paths import FilePath
 
 UNFINISHED: Final = ".orbax-checkpoint-tmp"
 ITEMS: Final = "orbax.items"

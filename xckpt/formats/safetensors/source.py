@@ -27,6 +27,7 @@ from xckpt.core.values import decode_value
 from xckpt.errors import (
     ManifestError,
     StorageError,
+    naming,
 )
 from xckpt.formats.file_sets import find_files, owners_of
 from xckpt.formats.safetensors.header import (
@@ -44,7 +45,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, existing_path, naming
+from xckpt.storage.foreign.paths import FilePath, existing_path
 from xckpt.storage.location import storage_errors
 
 SUFFIX: Final = ".safetensors"

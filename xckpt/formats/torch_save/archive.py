@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final
 
 from xckpt.core.manifest.memory import COPIES
-from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError
+from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError, naming
 from xckpt.formats.torch_save.values import Storage, read_value
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, naming
+from xckpt.storage.foreign.paths import FilePath
 from xckpt.storage.location import storage_errors
 
 ENTRY_TIMES: Final = 16

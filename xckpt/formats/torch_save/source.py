@@ -30,7 +30,7 @@ from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.names import join_keys
 from xckpt.core.tree import FlatTree, flatten
-from xckpt.errors import NotACheckpointError, UnsafePickleError, UnsupportedLeafError
+from xckpt.errors import NotACheckpointError, UnsafePickleError, UnsupportedLeafError, naming
 from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
 from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import cheap_together
@@ -42,7 +42,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
-from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named, naming
+from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named
 from xckpt.storage.foreign.single_files import LEGACY
 from xckpt.storage.location import storage_errors
 

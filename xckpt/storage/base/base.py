@@ -37,6 +37,7 @@ from xckpt.errors import (
     NotACheckpointError,
     StorageError,
     VersionError,
+    naming,
 )
 from xckpt.options import SaveOptions
 from xckpt.storage.array import digest_bytes
@@ -207,7 +208,8 @@ class Base:
         self.location.access.start()
         seen = _identity(folder)
         data = read_manifest(self.location)
-        manifest = parse(data, digest_bytes)
+        with naming(self.location):
+            manifest = parse(data, digest_bytes)
         if _identity(folder) != seen:
             return f"{self.location} was replaced or deleted meanwhile"
         if manifest.codecs != self._codecs:

@@ -30,7 +30,7 @@ from xckpt.core.manifest.packs import PACKS
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.manifest.stored_arrays import StoredArrays
 from xckpt.core.problem import Problem
-from xckpt.errors import CorruptCheckpointError, LeafTooLargeError, XckptError
+from xckpt.errors import RESTORE, CorruptCheckpointError, LeafTooLargeError, XckptError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
 from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_problem, most_bytes
@@ -234,7 +234,7 @@ class ChunkSource:
 
     def damage(self, chunk: Chunk, reason: str) -> CorruptCheckpointError:
         """The error that says what is wrong with a chunk, and where it is."""
-        text = f"{reason}; restore it from a copy of the checkpoint"
+        text = f"{reason}; {RESTORE}"
         line = f"{self._place(chunk)}: {text}"
         box = chunk.box.shifted(chunk.array.offset)
         problem = Problem(chunk.array.leaf, box, kind="chunk", text=text, line=line)

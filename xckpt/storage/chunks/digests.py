@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import runs
-from xckpt.errors import CorruptCheckpointError
+from xckpt.errors import RESTORE, CorruptCheckpointError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -243,7 +243,7 @@ class Digests:
         if self.few:
             problem = self.problem()
             if problem:
-                raise CorruptCheckpointError(f"{self.root}: {problem}")
+                raise CorruptCheckpointError(f"{self.root}: {problem}; {RESTORE}")
 
     def problem(self) -> str:
         """What is wrong with the digest file as a whole; empty if nothing.

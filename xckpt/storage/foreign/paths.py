@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from typing import TypeAlias
 
 import tensorstore as ts
 
-from xckpt.errors import NotACheckpointError, StorageError, XckptError
+from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
@@ -230,20 +229,3 @@ def named(folder: FilePath, *suffixes: str) -> list[FilePath]:
         return []
     entries = [each for each in folder.iterdir() if each.name.endswith(suffixes or ("",))]
     return sorted(entries, key=lambda each: each.name)
-
-
-@contextlib.contextmanager
-def naming(where: object) -> Iterator[None]:
-    """Prefix the message of an error of this library with the place.
-
-    Example:
-        >>> from xckpt.errors import ManifestError
-        >>> with naming("model.json"):
-        ...     raise ManifestError("the index is damaged")
-        Traceback (most recent call last):
-        xckpt.errors.ManifestError: model.json: the index is damaged
-    """
-    try:
-        yield
-    except XckptError as error:
-        raise type(error)(f"{where}: {error}", error.problems) from error
