@@ -246,7 +246,7 @@ def _check_alike(ranks: Group, root: RunRoot) -> None:
         # A run of one process does not need it.
         from xckpt.engine.ranks.compare import CALL, compare_ranks
 
-        with operation(ranks):
+        with operation(ranks, "CheckpointManager"):
             compare_ranks(ranks, {CALL: "CheckpointManager", "root": repr(root.location)})
 
 

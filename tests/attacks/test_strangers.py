@@ -28,7 +28,7 @@ SLACK = 2.0 * ALLOWANCE
 
 
 def framed(kind: int, data: bytes, length: int = -1) -> bytes:
-    return HEADER.pack(kind, 0, 1, len(data) if length < 0 else length) + data
+    return HEADER.pack(kind, 0, 0, 1, len(data) if length < 0 else length) + data
 
 
 STRANGERS: dict[str, bytes] = {

@@ -144,7 +144,8 @@ def load_state(
     planner.use_adapters(loaded_adapters(group.rank))
     planner.begin_load(in_place=in_place)
     load = _Load(state_dict, storage_reader, planner, others, watch, arguments or {})
-    together = operation(group) if group.size > 1 else nullcontext()
+    call = "load_into" if in_place else "load"
+    together = operation(group, call) if group.size > 1 else nullcontext()
     if isinstance(storage_reader, PatientReader) and isinstance(group, OperationGroup):
         # Who waits for a chunk names the rank that is silent before it counts as silent itself.
         storage_reader.patience = group.timeout - min(HEED_SECONDS, group.timeout / 8)

@@ -85,7 +85,7 @@ def save_state(
     tree = cast(Mapping[str, object], state)  # our planners take any tree
     is_coordinator = group.rank == group.coordinator
     save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
-    together = operation(group) if group.size > 1 else nullcontext()
+    together = operation(group, "save") if group.size > 1 else nullcontext()
     if group.size > 1 and isinstance(group, PlanCachingGroup):
         save.kept = group.kept_plans
     if group.size > 1 and isinstance(group, NumberedGroup):

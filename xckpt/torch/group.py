@@ -162,6 +162,11 @@ class TorchGroup:
         if self.size > 1:
             self._star.begin()
 
+    def name_call(self, call: int) -> None:
+        """See `CallNamingGroup`."""
+        if self.size > 1:
+            self._star.call = call
+
     def leave(self, error: BaseException) -> None:
         """See `OperationGroup`."""
         if self.size > 1:

@@ -26,7 +26,7 @@ def test_a_length_beyond_all_memory_ends_it(
     ends: tuple[socket.socket, Connection], length: int
 ) -> None:
     one, connection = ends
-    one.send(HEADER.pack(Kind.MESSAGE, 1, 1, length) + b"what came behind it")
+    one.send(HEADER.pack(Kind.MESSAGE, 0, 1, 1, length) + b"what came behind it")
     connection.receive()
     assert connection.end == "it sent bytes that are not a message"
     assert not connection.frames
@@ -40,7 +40,7 @@ def test_frames_arrive_in_whatever_pieces(contents: list[bytes], pieces: list[in
     one, other = socket.socketpair()
     connection = Connection(other)
     stream = b"".join(
-        HEADER.pack(Kind.MESSAGE, 1, step, len(content)) + content
+        HEADER.pack(Kind.MESSAGE, step + 2, 1, step, len(content)) + content
         for step, content in enumerate(contents)
     )
     turn = 0
@@ -51,7 +51,7 @@ def test_frames_arrive_in_whatever_pieces(contents: list[bytes], pieces: list[in
         stream, turn = stream[size:], turn + 1
     one.close()
     connection.receive()
-    expected = [Frame(Kind.MESSAGE, 1, step, content) for step, content in enumerate(contents)]
+    expected = [Frame(Kind.MESSAGE, 1, at, each, at + 2) for at, each in enumerate(contents)]
     assert list(connection.frames) == expected
     assert connection.end == "it closed the connection"
     connection.close()

@@ -77,7 +77,7 @@ class RunFolder:
 
         if reread:
             self._known, self.damaged = Steps(), set()
-        with operation(self.group):
+        with operation(self.group, "steps of its CheckpointManager"):
             found = broadcast(self.group, "list the steps", self._listing)
         self._known = msgspec.msgpack.decode(found, type=Steps)
         self.damaged &= {key_of(record) for record in self.all}
@@ -189,7 +189,7 @@ class RunFolder:
                 f"step {number} is the only good checkpoint in {self.kept.location}: "
                 f"xckpt.delete({self.path(found[-1])!r}) deletes it nevertheless"
             )
-        with operation(self.group):
+        with operation(self.group, "delete of its CheckpointManager"):
             broadcast(self.group, f"delete step {number}", lambda: self._delete(found))
         self.look()
 

@@ -1,8 +1,9 @@
 """Frames over a socket that never blocks: what ranks send each other.
 
-A frame is a header (kind, number of the save or load, number of the step in it, length) and its
-bytes. A `Connection` keeps what is still to be sent and what has come in part, so that a wait may
-end at any time, by a deadline or by a KeyboardInterrupt, and the next one goes on where it stopped.
+A frame is a header (kind, what the sender calls, number of the save or load, number of the step in
+it, length) and its bytes. A `Connection` keeps what is still to be sent and what has come in part,
+so that a wait may end at any time, by a deadline or by a KeyboardInterrupt, and the next one goes
+on where it stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import deque
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-HEADER: Final = struct.Struct("<B3xIIQ")
+HEADER: Final = struct.Struct("<BB2xIIQ")
 AGO: Final = struct.Struct("<d")
 """The content of `Kind.ALIVE`, if it has any: seconds."""
 GREETING_BYTES: Final = 256
@@ -40,6 +41,8 @@ class Kind(IntEnum):
     """The sender waits for others itself, or works; perhaps how long ago it made progress."""
     SUSPECTS = 5
     """Ranks that the sender has timed out on elsewhere."""
+    WAITS = 6
+    """The sender waits for the coordinator's bytes in this step, and owes it none."""
 
 
 class Frame(NamedTuple):
@@ -51,6 +54,8 @@ class Frame(NamedTuple):
     step: int
     """The step in it, as the sender counts them."""
     data: bytes
+    call: int = 0
+    """What the sender calls, by its place in `xckpt.engine.ranks.group.CALLS`."""
 
 
 class Connection:
@@ -87,7 +92,7 @@ class Connection:
         self._outgoing: deque[memoryview] = deque()
         self._incoming = memoryview(bytearray(HEADER.size))
         self._filled = 0
-        self._header: tuple[int, int, int, int] | None = None
+        self._header: tuple[int, int, int, int, int] | None = None
 
     @property
     def is_known(self) -> bool:
@@ -101,8 +106,8 @@ class Connection:
 
     def send(self, frame: Frame) -> None:
         """Send a frame, or as much of it as the socket takes now: `flush` sends the rest."""
-        kind, operation, step, data = frame
-        header = memoryview(HEADER.pack(kind, operation, step, len(data)))
+        kind, operation, step, data, call = frame
+        header = memoryview(HEADER.pack(kind, call, operation, step, len(data)))
         # In one call, so that no interrupt comes between them.
         self._outgoing.extend((header, memoryview(data)) if data else (header,))
         heard = self.heard
@@ -154,11 +159,12 @@ class Connection:
         """Handle a complete header, or the complete bytes behind it."""
         if self._header is None:
             self._header = HEADER.unpack(self._incoming)
-            if self._header[3]:
-                self._expect_content(self._header[3])
+            if self._header[4]:
+                self._expect_content(self._header[4])
                 return
             self._incoming = memoryview(b"")
-        frame = Frame(*self._header[:3], self._incoming.tobytes())
+        kind, call, operation, step, _ = self._header
+        frame = Frame(kind, operation, step, self._incoming.tobytes(), call)
         if frame.kind == Kind.ALIVE and self.is_known and len(frame.data) == AGO.size:
             self.heard -= max(0.0, AGO.unpack(frame.data)[0])
         else:

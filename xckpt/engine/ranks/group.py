@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from xckpt.core.geometry.spread import Processes
 from xckpt.core.metadata import Metadata
@@ -82,6 +82,20 @@ class OperationGroup(Group, SuspectingGroup, Protocol):
         ...
 
 
+CALLS: Final = (
+    "another function",
+    "save",
+    "load",
+    "load_into",
+    "CheckpointManager",
+    "save or should_save of its CheckpointManager",
+    "restore of its CheckpointManager",
+    "delete of its CheckpointManager",
+    "steps of its CheckpointManager",
+)
+"""What a rank calls, as frames number it."""
+
+
 @dataclass(frozen=True, slots=True)
 class OwnPlan:
     """What a rank has planned alone."""
@@ -121,6 +135,15 @@ class PlanCachingGroup(Protocol):
 
 
 @runtime_checkable
+class CallNamingGroup(Protocol):
+    """A group whose ranks learn what the others call."""
+
+    def name_call(self, call: int) -> None:
+        """This rank has begun a call, by its place in `CALLS`."""
+        ...
+
+
+@runtime_checkable
 class NumberedGroup(Protocol):
     """A group of processes that a framework numbers, by which its tensors say where they are."""
 
@@ -131,8 +154,12 @@ class NumberedGroup(Protocol):
 
 
 @contextlib.contextmanager
-def operation(group: Group) -> Generator[None, None, None]:
+def operation(group: Group, call: str = "") -> Generator[None, None, None]:
     """One save or load of a group: a rank that is interrupted in it tells the others.
+
+    Args:
+        group: the ranks.
+        call: what this rank calls, one of `CALLS`: for the errors of ranks that call another.
 
     Example:
         >>> with operation(LocalGroup()):
@@ -142,6 +169,8 @@ def operation(group: Group) -> Generator[None, None, None]:
         yield
         return
     group.begin()
+    if isinstance(group, CallNamingGroup):
+        group.name_call(CALLS.index(call) if call in CALLS else 0)
     try:
         yield
     except BaseException as error:

@@ -123,7 +123,7 @@ class Links:
             return
         self._strangers.discard(stranger)
         if stranger.frames:
-            kind, _, rank, shown = stranger.frames.popleft()
+            kind, _, rank, shown, _ = stranger.frames.popleft()
             expected = self.second if stranger.rank >= 0 else self.first
             if kind == Kind.HELLO and hmac.compare_digest(shown, expected):
                 stranger.limit = ANY_LENGTH

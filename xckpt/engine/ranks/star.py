@@ -15,15 +15,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
 from xckpt.engine.ranks.connection import AGO, Frame, Kind
-from xckpt.engine.ranks.group import KeptPlans
+from xckpt.engine.ranks.group import CALLS, KeptPlans
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
 from xckpt.engine.ranks.waiting import CLOSED, SILENT, given_up
@@ -72,18 +73,8 @@ class _Course:
         return failures
 
 
-class Star:
-    """The ranks of a group, each connected to the coordinator.
-
-    Args:
-        rank: this process's number.
-        size: how many there are.
-        coordinator: the rank that all others talk to.
-        links: its connections.
-        on_loss: called with the failures once ranks are lost for good.
-        death: says how a rank died that has not connected; empty unless it is known to be dead.
-        noted: what the coordinator has given up, if it did so before it greeted this rank.
-    """
+class _Frames:
+    """What a rank sends the others in a save or load, and takes from them; see `Star`."""
 
     def __init__(
         self,
@@ -105,9 +96,131 @@ class Star:
         self._course = _Course([RankFailure(rank, "RuntimeError", "it went on")])
         self._lost: list[RankFailure] = []
         """Ranks that this coordinator has lost and has not announced."""
+        self.call = 0
+        """What this rank calls, by its place in `CALLS`."""
         self.patience = Patience(rank, coordinator, links, death)
         self.kept_plans = KeptPlans()
         """See `PlanCachingGroup`."""
+
+    def say_alive(self, seconds_ago: float, but: Container[int] = ()) -> None:
+        """See `HeartbeatGroup`; ranks that are waited for are left out."""
+        for rank, link in list(self._links.to.items()):
+            if rank not in but and not link.is_sending:
+                self._send(rank, Kind.ALIVE, AGO.pack(seconds_ago))
+
+    def _say_waiting(self) -> Callable[[object], object]:
+        """Tells the coordinator that this rank waits for it, from the second beat on."""
+        beats = itertools.count()
+
+        def say(missing: object) -> None:
+            if next(beats):
+                self._send(self._coordinator, Kind.WAITS, b"")
+
+        return say
+
+    def _send(self, rank: int, kind: Kind, data: bytes, operation: int | None = None) -> None:
+        number = self._course.operation if operation is None else operation
+        if rank in self._links.to and not self._links.to[rank].end:
+            self._links.send(rank, Frame(kind, number, self._course.step, data, self.call))
+
+    def _receive(
+        self, ranks: Sequence[int], timeout: float, say: Callable[[Any], object] | None = None
+    ) -> dict[int, bytes]:
+        """The message of each rank in this step; ``say`` is for `_wait`."""
+        received: dict[int, bytes] = {}
+
+        def take(rank: int) -> bool:
+            if (found := self._look(rank)) is not None:
+                received[rank] = found
+            return rank in received
+
+        self._wait(ranks, take, timeout, say=say)
+        if self._rank == self._coordinator:
+            self._links.turn(0)  # have others given up, while this process was stopped?
+            for rank in ranks:
+                self._look(rank)
+        return received
+
+    def _look(self, rank: int, *, keep: bool = False) -> bytes | None:
+        """A rank's message of this step, if it has come; ``keep`` it for later.
+
+        Raises:
+            RanksFailedError: it is lost, has left, or knows of ranks that are lost.
+        """
+        link = self._links.to.get(rank)
+        while link is not None and link.frames:
+            kind, operation, step, data, call = link.frames[0]
+            if operation > self._course.operation:
+                self._fail([RankFailure(rank, "RuntimeError", "it began another save or load")])
+            if kind == Kind.MESSAGE and operation == self._course.operation and keep:
+                return None
+            link.frames.popleft()
+            if operation < self._course.operation:
+                if kind == Kind.MESSAGE and self._rank == self._coordinator:
+                    self._send(rank, Kind.LOST, _encode(list(self._course.before)), operation)
+                continue
+            if kind in (Kind.LOST, Kind.LEFT):
+                self._fail(_failures(data), said_by=rank)
+            if kind == Kind.SUSPECTS:
+                self.patience.suspect(_ranks(data))
+            if kind == Kind.MESSAGE and step == self._course.step:
+                return data
+            met = kind == Kind.WAITS and step == self._course.step and not keep
+            if kind == Kind.MESSAGE or (met and self._rank == self._coordinator):
+                own = self._rank, self._course.step, self.call
+                self._fail([_out_of_step((rank, step, call), own)])
+        if link is not None and link.end:
+            if not link.is_known and (failures := self._noted()):
+                self._fail(failures, said_by=rank)
+            self._fail([RankFailure(rank, CLOSED, KILLED.format(link.end))])
+        return None
+
+    def _wait(
+        self,
+        ranks: Sequence[int],
+        take: Take,
+        timeout: float,
+        give_up: GiveUp | None = None,
+        say: Callable[[Any], object] | None = None,
+    ) -> None:
+        """See `Patience.wait`; raises for lost ranks unless ``give_up`` says otherwise."""
+        say = say or partial(self.say_alive, 0.0)
+        self.patience.wait(ranks, take, timeout, give_up or self._fail, say)
+        if len(self._links.to) == self._size - 1:
+            self._links.stop_listening()
+
+    def _fail(self, failures: Sequence[RankFailure], said_by: int | None = None) -> NoReturn:
+        """Tell the others, and raise `RanksFailedError`."""
+        self._course.fail(failures)
+        if self._rank == self._coordinator or said_by is None:
+            self._farewell(Kind.LOST, _encode(list(failures)))
+        if any(failure.kind in (SILENT, CLOSED) for failure in failures):
+            self._course.over = failures
+            if said_by is None:
+                self._on_loss(failures)  # before a rank that waits to be greeted finds the end
+            self._links.close()
+        raise given_up(failures)
+
+    def _farewell(self, kind: Kind, data: bytes) -> None:
+        """Send all others a last message, if that takes only a moment."""
+        self._links.greet_callers(len(self._others), FAREWELL_SECONDS)
+        for rank in self._others:
+            self._send(rank, kind, data)
+        self._links.flush(FAREWELL_SECONDS)
+
+
+class Star(_Frames):
+    """The ranks of a group, each connected to the coordinator.
+
+    Args:
+        rank: this process's number.
+        size: how many there are.
+        coordinator: the rank that all others talk to.
+        links: its connections.
+        on_loss: called with the failures once ranks are lost for good.
+        death: says how a rank died that has not connected; empty unless it is known to be dead.
+        noted: what the coordinator has given up, if it did so before it greeted this rank.
+    """
 
     def begin(self) -> None:
         """The next save or load begins."""
@@ -126,12 +239,6 @@ class Star:
             self.patience.suspect(ranks)
             if self._rank != self._coordinator:
                 self._send(self._coordinator, Kind.SUSPECTS, _encode(list(ranks)))
-
-    def say_alive(self, seconds_ago: float, but: Container[int] = ()) -> None:
-        """See `HeartbeatGroup`; ranks that are waited for are left out."""
-        for rank, link in list(self._links.to.items()):
-            if rank not in but and not link.is_sending:
-                self._send(rank, Kind.ALIVE, AGO.pack(seconds_ago))
 
     def heed(self, began: float, away: float, timeout: float) -> None:
         """See `HeartbeatGroup`; raises as `gather`, in which this rank takes part next."""
@@ -185,7 +292,8 @@ class Star:
     def _hand_out(self, parts: Sequence[bytes] | None, timeout: float) -> bytes:
         self._course.next_step()
         if self._rank != self._coordinator:
-            return self._receive([self._coordinator], timeout + GRACE_SECONDS)[self._coordinator]
+            found = self._receive([self._coordinator], timeout + GRACE_SECONDS, self._say_waiting())
+            return found[self._coordinator]
         assert parts is not None
         unsent = {rank: parts[rank] for rank in self._others}
 
@@ -202,92 +310,13 @@ class Star:
         self._wait(self._others, take, timeout, self._lost.extend)
         return parts[self._rank]
 
-    def _send(self, rank: int, kind: Kind, data: bytes, operation: int | None = None) -> None:
-        number = self._course.operation if operation is None else operation
-        if rank in self._links.to and not self._links.to[rank].end:
-            self._links.send(rank, Frame(kind, number, self._course.step, data))
 
-    def _receive(self, ranks: Sequence[int], timeout: float) -> dict[int, bytes]:
-        """The message of each rank in this step."""
-        received: dict[int, bytes] = {}
-
-        def take(rank: int) -> bool:
-            if (found := self._look(rank)) is not None:
-                received[rank] = found
-            return rank in received
-
-        self._wait(ranks, take, timeout)
-        if self._rank == self._coordinator:
-            self._links.turn(0)  # have others given up, while this process was stopped?
-            for rank in ranks:
-                self._look(rank)
-        return received
-
-    def _look(self, rank: int, *, keep: bool = False) -> bytes | None:
-        """A rank's message of this step, if it has come; ``keep`` it for later.
-
-        Raises:
-            RanksFailedError: it is lost, has left, or knows of ranks that are lost.
-        """
-        link = self._links.to.get(rank)
-        while link is not None and link.frames:
-            kind, operation, step, data = link.frames[0]
-            if operation > self._course.operation:
-                self._fail([RankFailure(rank, "RuntimeError", "it began another save or load")])
-            if kind == Kind.MESSAGE and operation == self._course.operation and keep:
-                return None
-            link.frames.popleft()
-            if operation < self._course.operation:
-                if kind == Kind.MESSAGE and self._rank == self._coordinator:
-                    self._send(rank, Kind.LOST, _encode(list(self._course.before)), operation)
-                continue
-            if kind in (Kind.LOST, Kind.LEFT):
-                self._fail(_failures(data), said_by=rank)
-            if kind == Kind.SUSPECTS:
-                self.patience.suspect(_ranks(data))
-            if kind == Kind.MESSAGE and step == self._course.step:
-                return data
-            if kind == Kind.MESSAGE:
-                self._fail([_out_of_step(rank, step, self._rank, self._course.step)])
-        if link is not None and link.end:
-            if not link.is_known and (failures := self._noted()):
-                self._fail(failures, said_by=rank)
-            self._fail([RankFailure(rank, CLOSED, KILLED.format(link.end))])
-        return None
-
-    def _wait(
-        self, ranks: Sequence[int], take: Take, timeout: float, give_up: GiveUp | None = None
-    ) -> None:
-        """See `Patience.wait`; raises for lost ranks unless ``give_up`` says otherwise."""
-        self.patience.wait(
-            ranks, take, timeout, give_up or self._fail, partial(self.say_alive, 0.0)
-        )
-        if len(self._links.to) == self._size - 1:
-            self._links.stop_listening()
-
-    def _fail(self, failures: Sequence[RankFailure], said_by: int | None = None) -> NoReturn:
-        """Tell the others, and raise `RanksFailedError`."""
-        self._course.fail(failures)
-        if self._rank == self._coordinator or said_by is None:
-            self._farewell(Kind.LOST, _encode(list(failures)))
-        if any(failure.kind in (SILENT, CLOSED) for failure in failures):
-            self._course.over = failures
-            if said_by is None:
-                self._on_loss(failures)  # before a rank that waits to be greeted finds the end
-            self._links.close()
-        raise given_up(failures)
-
-    def _farewell(self, kind: Kind, data: bytes) -> None:
-        """Send all others a last message, if that takes only a moment."""
-        self._links.greet_callers(len(self._others), FAREWELL_SECONDS)
-        for rank in self._others:
-            self._send(rank, kind, data)
-        self._links.flush(FAREWELL_SECONDS)
-
-
-def _out_of_step(other: int, step: int, rank: int, own: int) -> RankFailure:
-    text = (
-        f"it is in step {step}, and rank {rank} in step {own}; "
-        f"every rank has to make the same calls in the same order"
-    )
-    return RankFailure(other, "RuntimeError", text)
+def _out_of_step(other: tuple[int, int, int], own: tuple[int, int, int]) -> RankFailure:
+    """Why another rank's frame does not fit: of both the rank, its step and its call."""
+    (rank, step, call), (own_rank, own_step, own_call) = other, own
+    what = f"it is in step {step}, and rank {own_rank} in step {own_step}"
+    if call != own_call:
+        names = [CALLS[each] if each < len(CALLS) else CALLS[0] for each in (call, own_call)]
+        what = f"it calls {names[0]}, and rank {own_rank} {names[1]}"
+    text = f"{what}; every rank has to make the same calls in the same order"
+    return RankFailure(rank, "RuntimeError", text)

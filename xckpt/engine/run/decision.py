@@ -33,6 +33,8 @@ small broadcast, and slower ones a thousandth of their time."""
 
 DECIDE: Final = "decide whether to save; nothing was saved"
 OF_SAVE: Final = "save a step, if one is due"
+CALL_OF_SAVE: Final = "save or should_save of its CheckpointManager"
+"""See `xckpt.engine.ranks.group.CALLS`."""
 PREPARE: Final = "say what is saved with the step; nothing was saved"
 AT_DIFFERENT_STEPS: Final = (
     "the ranks ask for a save at different steps ({}); each rank has to call save and should_save "
@@ -130,7 +132,7 @@ class Rounds:
         """
         if self._group.size == 1:
             return decide(preempted)
-        with operation(self._group):
+        with operation(self._group, CALL_OF_SAVE):
             said = broadcast(self._group, DECIDE, lambda: self._proposal(preempted, decide))
             proposed = _said(said)
             if isinstance(proposed, str):
@@ -175,7 +177,7 @@ class Rounds:
             self._raise_fault()
             return msgspec.msgpack.encode(local())
 
-        with operation(self._group):
+        with operation(self._group, CALL_OF_SAVE):
             all_reduce(self._group, PREPARE, said, _at_one_step)
 
     def _raise_fault(self) -> None:
@@ -262,7 +264,8 @@ def agreed_step(group: Group, what: str, step: Callable[[], int | None]) -> int 
         >>> agreed_step(LocalGroup(), "delete a step", lambda: 3)
         3
     """
-    with operation(group):
+    call = f"{what.split()[0]} of its CheckpointManager"
+    with operation(group, call):
         proposed = _said(broadcast(group, what, lambda: msgspec.msgpack.encode(what)))
         if proposed != what:
             _refuse_call(group, proposed, what)
