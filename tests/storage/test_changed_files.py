@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ import xckpt
 from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
 from xckpt.core.manifest.packs import PLACES
 from xckpt.storage.chunks import digests
+from xckpt.storage.chunks.file_checks import file_content
+from xckpt.storage.commit.carry import manifest_in
+from xckpt.storage.foreign import zarr_limits
 
 
 def giant(file: Path) -> None:
@@ -77,3 +81,58 @@ def test_a_manifest_that_changes_beside_a_damaged_chunk(tmp_path: Path, what: st
         match="open it again" if replaced else "w: .*truncated",
     ):
         stored[:]
+
+
+EXCHANGED = {
+    MANIFEST: "plain|bytes takes about",
+    DIGESTS: "altered",
+    PLACES: "altered",
+}
+"""A file of a checkpoint -> what an error says of it."""
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a folder", "1 TiB"])
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_a_file_that_is_exchanged_once_it_was_looked_at(
+    packed: Path, name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a path was a moment before says nothing of what is opened: each look finds a file."""
+    usual = os.stat(__file__)
+    (packed / name).unlink()
+    ODD[what](packed / name)
+    real = os.stat
+
+    def before(path: object, *args: Any, **named: Any) -> os.stat_result:
+        return usual if str(path).endswith(name) else real(path, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", before)
+    error = xckpt.ManifestError if name == MANIFEST else xckpt.CorruptCheckpointError
+    with pytest.raises(error, match=EXCHANGED[name]):
+        xckpt.load(packed)
+    if name == MANIFEST:
+        assert manifest_in(packed) == b""
+
+
+def test_of_a_manifest_that_grows_no_more_is_read_than_it_had(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows between the look at its descriptor and the read."""
+    file = packed / MANIFEST
+    size, real = file.stat().st_size, os.fstat
+
+    def growing(descriptor: int) -> os.stat_result:
+        status = real(descriptor)
+        giant(file)
+        return status
+
+    monkeypatch.setattr(os, "fstat", growing)
+    content = file_content(str(file), 1 << 30)
+    assert content is not None and len(content) == size + 1
+
+
+def test_the_holes_of_a_pipe_are_not_waited_for(tmp_path: Path) -> None:
+    """A file of zarr that becomes a pipe once its status was asked for."""
+    giant(tmp_path / "file")
+    status = os.stat(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    assert zarr_limits._bytes_there(tmp_path / "pipe", status) == 0

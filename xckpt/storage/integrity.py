@@ -32,7 +32,7 @@ from xckpt.errors import (
 )
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.digests import Digests
-from xckpt.storage.chunks.file_checks import file_content
+from xckpt.storage.chunks.file_checks import file_content, stored_content
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import Places
 from xckpt.storage.refusals import UNREADABLE
@@ -93,10 +93,7 @@ class Integrity:
         byte beyond the length it had, for anything may have taken its place.
         """
         with storage_errors(self.home):
-            if self.home.driver == "file":
-                return file_content(f"{self.home.path}/{MANIFEST}", self.stored[0])
-            present = answer(open_store(self.home).read(MANIFEST), self.home)
-        return present.value if present.state == "value" else None
+            return stored_content(self.home, MANIFEST, self.stored[0])
 
     def _is_another(self, present: bytes | None) -> bool:
         """Whether the manifest that is stored now is another one than this checkpoint's."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from operator import attrgetter, eq
 
@@ -36,12 +38,12 @@ from xckpt.options import LoadOptions, checked_options
 from xckpt.storage.absent import what_file_is_there, what_is_there, what_keys_are_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.file_checks import file_bytes, file_problem
+from xckpt.storage.chunks.file_checks import file_content, status_problem, stored_content
 from xckpt.storage.chunks.read_chunks import read_box, read_items, requests_of
 from xckpt.storage.chunks.requests import UNPACKED, ChunkRequests
 from xckpt.storage.host.exchange import PATIENCE, Exchange
 from xckpt.storage.host.far import FarRanks
-from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.location import Location, storage_errors
 
 
 def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
@@ -56,20 +58,28 @@ def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
     with storage_errors(location):
         if folder is not None and folder.is_file():
             raise NotACheckpointError(what_file_is_there(folder))
-        if memory_bytes is not None and folder is not None:
-            _check_length(location, file_bytes(folder / MANIFEST), memory_bytes)
-        problem = file_problem(location, MANIFEST, MAX_BYTES)
-        if problem:
-            raise ManifestError(f"{location}: {MANIFEST} is {problem}")
-        stored = answer(open_store(location).read(MANIFEST), location)
-    if stored.state != "value":
+        if folder is not None:
+            check = partial(_check_file, location, memory_bytes)
+            stored = file_content(f"{location.path}/{MANIFEST}", MAX_BYTES, check)
+        else:
+            stored = stored_content(location, MANIFEST, MAX_BYTES)
+    if stored is None:
         there = what_keys_are_there(location) if folder is None else what_is_there(folder)
         raise NotACheckpointError(f"{location} holds no committed checkpoint: {there}")
-    if len(stored.value) > MAX_BYTES:
+    if len(stored) > MAX_BYTES:
         raise ManifestError(f"{location}: the manifest is over {MAX_BYTES:,} bytes long")
     if memory_bytes is not None:
-        _check_length(location, len(stored.value), memory_bytes)
-    return stored.value
+        _check_length(location, len(stored), memory_bytes)
+    return stored
+
+
+def _check_file(location: Location, memory_bytes: int | None, status: os.stat_result) -> None:
+    """Refuse a manifest by the status of its file, before it is read."""
+    if memory_bytes is not None and stat.S_ISREG(status.st_mode):
+        _check_length(location, status.st_size, memory_bytes)
+    problem = status_problem(status, MAX_BYTES)
+    if problem:
+        raise ManifestError(f"{location}: {MANIFEST} is {problem}")
 
 
 def _check_length(location: Location, size: int, memory_bytes: int) -> None:

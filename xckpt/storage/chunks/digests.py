@@ -31,7 +31,7 @@ from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import runs
 from xckpt.errors import RESTORE, CorruptCheckpointError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
-from xckpt.storage.chunks.file_checks import file_problem
+from xckpt.storage.chunks.file_checks import file_problem, stored_content
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 FEW_BYTES = 1 << 20
@@ -257,13 +257,12 @@ class Digests:
             return _long_problem(self)
         asked, self._asked_whole = self._asked_whole, None
         with storage_errors(self.root.child(self.key)):
-            content = answer(asked or open_store(self.root).read(self.key), self.root)
-        if content.state != "value":
+            content = stored_content(self.root, self.key, self.nbytes, asked)
+        if content is None:
             return f"{self.key}: missing"
-        whole = len(content.value) == self.nbytes
-        if not whole or digest_bytes(content.value).hex() != self.expected:
+        if len(content) != self.nbytes or digest_bytes(content).hex() != self.expected:
             return f"{self.key}: altered"
-        self._whole = content.value
+        self._whole = content
         return ""
 
 

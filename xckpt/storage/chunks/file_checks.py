@@ -4,10 +4,11 @@ under the names that a manifest implies.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from pathlib import Path
 
@@ -36,9 +37,38 @@ def file_problem(location: Location, key: str, most: int) -> str:
     return status_problem(status, most)
 
 
-def file_content(path: str, most: int) -> bytes | None:
+def stored_content(
+    root: Location, key: str, most: int, asked: ts.Future[ts.KvStore.ReadResult] | None = None
+) -> bytes | None:
+    """All that is stored under a key; None if nothing is. Of a local file as `file_content`.
+
+    Args:
+        root: where the key is.
+        key: of a file or an object.
+        most: bytes that are expected at most; of a local file one more is read.
+        asked: the answer, where the store was asked before.
+
+    Raises:
+        StorageError, OSError, ValueError, RuntimeError: the storage refused; see `answer`.
+    """
+    if root.driver == "file":
+        return file_content(f"{root.path}/{key}", most)
+    read = answer(asked or open_store(root).read(key), root)
+    return read.value if read.state == "value" else None
+
+
+def file_content(
+    path: str, most: int, check: Callable[[os.stat_result], None] | None = None
+) -> bytes | None:
     """The content of a plain file up to ``most`` bytes long, or more of it; None if missing. Empty
     if it is not a plain file.
+
+    It is looked at and read by one descriptor, so that nothing can take its place in between.
+
+    Args:
+        path: the file.
+        most: bytes that are expected.
+        check: refuses a file by its status, before it is read.
 
     Raises:
         OSError: it cannot be read.
@@ -48,9 +78,17 @@ def file_content(path: str, most: int) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            return b""
+        raise
     try:
-        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return os.pread(descriptor, most + 1, 0) if plain else b""
+        status = os.fstat(descriptor)
+        if check is not None:
+            check(status)
+        plain = stat.S_ISREG(status.st_mode)
+        # All that is asked for is allocated, however short the file.
+        return os.pread(descriptor, min(most, status.st_size) + 1, 0) if plain else b""
     finally:
         os.close(descriptor)
 

@@ -35,6 +35,7 @@ from xckpt.core.text.printable import printable
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks.file_checks import file_content
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.leftovers import remove_tree
 
@@ -68,14 +69,8 @@ def names_below(folder: Path) -> list[str]:
 
 def manifest_in(folder: Path) -> bytes | None:
     """A manifest's bytes; None where nothing is, empty where a device, pipe or folder is."""
-    try:
-        if not stat.S_ISREG(os.stat(folder / MANIFEST).st_mode):
-            return b""
-        with (folder / MANIFEST).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size  # Python allocates them all
-            return file.read(size) if size <= MAX_BYTES else b""
-    except FileNotFoundError:
-        return None
+    data = file_content(f"{folder}/{MANIFEST}", MAX_BYTES)
+    return b"" if data is not None and len(data) > MAX_BYTES else data
 
 
 def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:

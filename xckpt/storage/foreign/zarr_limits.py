@@ -22,6 +22,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -41,6 +42,7 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.chunks.file_checks import longer_keys
 from xckpt.storage.foreign.concurrency import machine_memory
+from xckpt.storage.foreign.files import OpenFile
 from xckpt.storage.foreign.paths import FilePath
 from xckpt.storage.location import Location, answer
 
@@ -284,13 +286,13 @@ def _bytes_there(path: Path, found: os.stat_result) -> int:
     if not hasattr(os, "SEEK_DATA") or size <= LEAST_LIMIT:
         return size
     there = at = 0
-    with path.open("rb") as file:
+    with closing(OpenFile(path)) as file:  # a pipe in its place would be waited for
         while at < size:
             try:
-                data = os.lseek(file.fileno(), at, os.SEEK_DATA)
+                data = os.lseek(file.descriptor, at, os.SEEK_DATA)
             except OSError:  # there is no data behind this
                 break
-            at = os.lseek(file.fileno(), data, os.SEEK_HOLE)
+            at = os.lseek(file.descriptor, data, os.SEEK_HOLE)
             there += at - data
     return there
 
