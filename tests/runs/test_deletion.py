@@ -216,6 +216,9 @@ def test_a_corrupt_newest_of_twenty_costs_its_bytes_alone(
     data = bytearray(chunk.read_bytes())
     data[100] ^= 1
     chunk.write_bytes(data)
+    with xckpt.CheckpointManager(tmp_path / "other") as other:  # the modules are read by now
+        other.save(0, state)
+        other.restore(state)
     start = _read_bytes()
     checkpoints = xckpt.CheckpointManager(tmp_path)
     with pytest.warns(UserWarning, match="step 18 was restored.*step 19: "):
