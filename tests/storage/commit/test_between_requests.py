@@ -1,0 +1,217 @@
+"""A law of calls that race: another call comes between any two requests of a call to a bucket.
+
+The other call runs from its beginning to its end while a request of the first one is on its way.
+Each succeeds or says by an error of ours what happened, and the bucket always has one state, whole:
+the one that was committed last. A collection leaves no other key, and the next save works.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+import xckpt
+from tests.api.test_between import FIRST, OLD, SECOND, check_outcomes
+from tests.storage.commit.test_each_request import others, s3, server
+from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
+from tests.support.paused import DONE, Outcome
+from tests.support.savers import number_of, state
+from tests.support.servers import environment, faulty_gcs, gcs
+from xckpt.storage.commit import conditional
+from xckpt.storage.location import forget_contexts
+
+__all__ = ["environment", "faulty_gcs", "gcs", "s3", "server"]
+
+SOURCE = "memory://between-requests-source"
+PLAIN = xckpt.SaveOptions(pack_bytes=0, request_timeout=300.0)
+"""Saves in place write the same keys; a request waits for the whole other call."""
+LOADS = xckpt.LoadOptions(request_timeout=300.0)
+HASTY = xckpt.SaveOptions(pack_bytes=0, retries=0, request_timeout=5.0)
+LATE = "a deletion that nobody can call back"
+"""No bucket takes back a request: an overwrite that is deleting the old keys ends after those that
+are on their way (`conditional.AT_ONCE`), and a new save in place may have written them anew."""
+STEP = 13
+"""One request in so many is tried in the default tier."""
+_numbers = itertools.count()
+
+
+def save(number: int, url: str) -> None:
+    xckpt.save(url, state(number), overwrite=True, options=PLAIN)
+
+
+def save_with_base(url: str) -> None:
+    xckpt.save(url, state(FIRST), base=url, overwrite=True, options=PLAIN)
+
+
+def save_anew(url: str) -> None:
+    """Delete what is there, and save to the free path."""
+    xckpt.delete(url, options=LOADS)
+    xckpt.save(url, state(SECOND), options=PLAIN)
+
+
+def save_and_delete(url: str) -> None:
+    save(SECOND, url)
+    xckpt.delete(url, options=LOADS)
+
+
+Call = Callable[[str], object]
+CALLS: dict[str, Call] = {
+    "save": partial(save, FIRST),
+    "save with base": save_with_base,
+    "delete": partial(xckpt.delete, options=LOADS),
+    "load": partial(xckpt.load, options=LOADS),
+    "copy": lambda url: xckpt.copy(SOURCE, url, overwrite=True, options=LOADS),
+    "gc": partial(xckpt.gc, older_than=0, options=LOADS),
+}
+OTHERS: dict[str, tuple[Call, str]] = {
+    "save": (partial(save, SECOND), "save another"),
+    "delete": (CALLS["delete"], "delete"),
+    "gc": (partial(xckpt.gc, older_than=3600, options=LOADS), "gc"),
+    "load": (CALLS["load"], "load"),
+    "delete and save": (save_anew, "save another"),
+    "save and delete": (save_and_delete, "delete"),
+}
+"""The other calls, and what they are to the law."""
+
+PAIRS = [
+    *itertools.product(("save", "copy", "gc"), (False, True), OTHERS),
+    *itertools.product(("save with base", "delete", "load"), (True,), OTHERS),
+]
+"""The call with a request on its way, whether a checkpoint is there, and the other call."""
+
+
+def outcome_of(act: Call, url: str) -> Outcome:
+    try:
+        act(url)
+    except Exception as error:
+        return Outcome(type(error).__name__, str(error), isinstance(error, xckpt.XckptError))
+    return Outcome(DONE)
+
+
+class Between:
+    """Makes a call while the n-th request is on its way, before the bucket has it."""
+
+    def __init__(self, server: FaultyBucket, url: str, number: int, act: Call) -> None:
+        self._server, self._url, self._left, self._act = server, url, number, act
+        self.at = ""
+        """The request, if there was one."""
+        self.seen: int | None = None
+        self.outcome = Outcome("never called")
+        self.after: int | None = None
+        self.is_over = threading.Event()
+        self.late = False
+        """Whether a deletion that is on its way is let go: the next save writes the same keys."""
+
+    def __call__(self, request: Request) -> Fault:
+        self._left -= 1
+        if self._left == 0:
+            self._server.fault = never
+            self.at = f"{request.method} {request.path}"
+            if self.late and request.deletes:
+                self.outcome = Outcome(LATE)
+                return None
+            try:
+                self.seen = number_at(self._url)
+                self.outcome = outcome_of(self._act, self._url)
+                self.after = number_at(self._url)
+            finally:
+                self.is_over.set()
+        return None
+
+
+def number_at(url: str) -> int | None:
+    """The number of the whole state at a URL; None if there is none."""
+    try:
+        found = number_of(xckpt.load(url, options=LOADS))
+    except xckpt.NotACheckpointError:
+        return None
+    assert xckpt.open(url).verify() == []
+    return found
+
+
+def cut_off(server: FaultyBucket, url: str) -> None:
+    """A save whose bucket is down once it has written a chunk: nothing of it is removed."""
+    down = False
+
+    def fault(request: Request) -> Fault:
+        nonlocal down
+        hit, down = down, down or (request.writes and request.path.endswith("/c/0/0"))
+        return Answer(503, "SlowDown") if hit else None
+
+    server.fault = fault
+    with pytest.raises(xckpt.StorageError):
+        xckpt.save(url, state(7), overwrite=True, options=HASTY)
+    server.fault = never
+    forget_contexts()
+
+
+def check(server: FaultyBucket, name: str, old: bool, other: str, number: int) -> bool:
+    """Check the law at one request of a call; False if it has none so late."""
+    url = f"{server.url}/between{next(_numbers)}"
+    if old:
+        save(OLD, url)
+    if name == "gc":
+        cut_off(server, url)
+    act, kind = OTHERS[other]
+    server.fault = between = Between(server, url, number, act)
+    between.late = other == "delete and save"
+    first = outcome_of(CALLS[name], url)
+    server.fault = never
+    if not between.at:
+        return False
+    if between.outcome.how == LATE:
+        return True
+    waited = between.is_over.is_set()
+    assert between.is_over.wait(60)
+    before = OLD if old else None
+    numbers = (before, between.seen, between.after, number_at(url))
+    story = f"{name} at {number}, {between.at}: {first}; {other}: {between.outcome}; {numbers}"
+    assert first.ours and between.outcome.ours, story
+    named = "save" if name == "save with base" else name
+    after = {"save": FIRST, "copy": FIRST, "gc": before, "load": before}.get(named)
+    assert between.seen in (before, after), story
+    outcomes = first, between.outcome
+    if waited and (between.outcome.how == DONE or not other.count(" and ")):
+        assert check_outcomes(numbers, after, outcomes, named, kind), story
+    check_rest(url, numbers[-1], story)
+    return True
+
+
+def check_rest(url: str, found: int | None, story: str) -> None:
+    """What is left is collected, and the next save works."""
+    xckpt.gc(url, older_than=0)
+    assert number_at(url) == found and others(url) == set(), (story, others(url))
+    save(3, url)
+    assert number_at(url) == 3 and others(url) == set(), (story, others(url))
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves trust no earlier look at their claim."""
+    monkeypatch.setattr(conditional, "SECONDS", -1.0)
+    xckpt.save(SOURCE, state(FIRST), overwrite=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "old", "other"), PAIRS)
+def test_between_any_requests(
+    server: FaultyBucket, exact: None, name: str, old: bool, other: str
+) -> None:
+    numbers = itertools.count(1)
+    tried = list(itertools.takewhile(lambda at: check(server, name, old, other, at), numbers))
+    assert len(tried) > 3
+
+
+@pytest.mark.parametrize(("name", "old", "other"), [*PAIRS[::7], *PAIRS[3::7]])
+def test_between_some_requests(
+    server: FaultyBucket, exact: None, name: str, old: bool, other: str
+) -> None:
+    """Each case at requests of its own."""
+    first = 2 + PAIRS.index((name, old, other)) % STEP
+    for number in range(first, 1000, STEP):
+        if not check(server, name, old, other, number):
+            break
