@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import groupby
 from math import prod
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xckpt.core.manifest import stored_arrays
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry, arrays
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.manifest.stored_arrays import StoredArrays
@@ -59,3 +61,19 @@ def test_columns_say_what_the_manifest_implies(manifest: Manifest) -> None:
         packed = [array.place for array in held if array.place is not None and array.count]
         assert bool(stored.is_packed[number]) == bool(packed)
         assert not packed or stored.place[number] == packed[0]
+
+
+def test_arrays_are_made_once_unless_one_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_arrays, "KEPT", 4)
+    halves = Pieces.listed([((0,), (2,), (2,)), ((2,), (2,), (2,))])
+    kinds = {
+        "alone": TensorEntry("", "int8", (9,), (9,)),
+        "packed": TensorEntry("", "int8", (4,), (4,)),
+        "halves": TensorEntry("", "int8", (4,), pieces=halves),
+    }
+    leaves = [_named(leaf, f"{name}{n}") for n in range(9) for name, leaf in kinds.items()]
+    stored = StoredArrays(Manifest(tuple(leaves), "", pack_bytes=4))
+    for number, leaf in enumerate(leaves):
+        made = stored.at(number)
+        assert (stored.at(number) is made) == (not leaf.name.startswith("packed"))
+        assert sum(map(len, stored._pieces.values())) <= 4 + 2

@@ -31,7 +31,7 @@ from xckpt.core.manifest.entries import (
 from xckpt.core.manifest.rules import Kind, count_leaf_chunks
 
 KEPT = 1 << 16
-"""At most this many pieces of leaves are kept once they are made."""
+"""About so many arrays are kept at most once they are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class StoredArrays(Mapping[str, Sequence[ZarrArray]]):
         self.first, self.place = np.cumsum(chunks) - chunks, np.cumsum(packed) - packed
         self.is_packed, self.nbytes = packed > 0, nbytes
         self._pieces: dict[str, list[ZarrArray]] = {}
+        self._kept = 0
 
     @functools.cached_property
     def numbers(self) -> Mapping[str, int]:
@@ -127,10 +128,12 @@ class StoredArrays(Mapping[str, Sequence[ZarrArray]]):
         if made is None:
             about = int(self.first[number]), int(self.place[number]), self._pack_bytes
             made = list(_placed(leaf, *about))
-            if len(made) > 1:
-                if sum(map(len, self._pieces.values())) > KEPT:
+            if len(made) > int(self.is_packed[number]):  # a packed one is rarely asked for
+                if self._kept > KEPT:
                     self._pieces.clear()
+                    self._kept = 0
                 self._pieces[leaf.name] = made
+                self._kept += len(made)
         return made
 
     def __getitem__(self, name: str) -> Sequence[ZarrArray]:
