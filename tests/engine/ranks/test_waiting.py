@@ -10,7 +10,7 @@ import pytest
 from xckpt.engine.ranks.connection import Frame, Kind
 from xckpt.engine.ranks.links import TOKEN_BYTES, Links
 from xckpt.engine.ranks.patience import Patience
-from xckpt.engine.ranks.waiting import Presence
+from xckpt.engine.ranks.waiting import Presence, silence
 
 
 def test_presence_is_asked_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +53,8 @@ def test_what_is_sent_is_no_sign_of_life() -> None:
     assert links.to[1].heard == before
     links.close()
     there.close()
+
+
+def test_a_silence_is_named_in_round_seconds() -> None:
+    assert silence(1.74758).startswith("sent nothing for 1.75 s;")
+    assert silence(1800.0).startswith("sent nothing for 1800 s;")

@@ -172,7 +172,7 @@ def given_up(failures: Sequence[RankFailure]) -> RanksFailedError:
 def silence(seconds: float) -> str:
     """The message about a rank that has been given up."""
     return (
-        f"sent nothing for {seconds:g} s; is it alive, and did it call the same save or load? "
-        f"Usual causes: `if rank == 0:` around the call, no_dist=True on one rank, "
+        f"sent nothing for {round(seconds, 2):g} s; is it alive, and did it call the same save or "
+        f"load? Usual causes: `if rank == 0:` around the call, no_dist=True on one rank, "
         f"save_async on one and save on another, another coordinator_rank on one"
     )
