@@ -6,6 +6,7 @@ are 0-d arrays.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,9 @@ from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.plan.new_leaves import weightless
 from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
+
+_MAKING = threading.Lock()
+"""Held while a target, which has no lock of its own, makes its array."""
 
 
 @dataclass(slots=True)
@@ -51,7 +55,9 @@ class ArrayTarget:
     def buffer(self, index: int) -> NDArray[np.generic]:
         """The whole array, allocated at the first call."""
         if self.array is None:
-            self.array = np.empty(self.shape, self.kind)
+            with _MAKING:
+                if self.array is None:  # chunks of it come by several threads
+                    self.array = np.empty(self.shape, self.kind)
         return self.array
 
     def commit(self, index: int) -> None:

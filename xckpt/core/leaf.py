@@ -154,7 +154,8 @@ class TargetLeaf(_TensorLeaf, Protocol):
     def buffer(self, index: int) -> object:
         """The memory that box ``index`` is written to, in the framework's own type or NumPy's.
 
-        The same object for each call until `commit`; allocated no earlier than the first call.
+        The same memory for each call until `commit`; allocated no earlier than the first call.
+        Called by several threads at once, for one box, too: chunks of it come by all of them.
         """
         ...
 

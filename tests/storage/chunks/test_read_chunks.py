@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+import torch
 
 import xckpt
 from xckpt.numpy import ArrayTarget
@@ -72,3 +74,33 @@ def test_a_leaf_of_several_chunks_fills_its_target_without_the_planners_hooks(
     xckpt.load_into(tmp_path / "ckpt", targets, options=xckpt.LoadOptions(threads=threads))
     assert all(np.array_equal(targets[name], state[name]) for name in state)
     assert sorted(committed) == [(3,), (8, 8)]
+
+
+LIKES = {
+    "no target": lambda: None,
+    "NumPy": lambda: np.empty((1024, 1024), np.float32),
+    "torch": lambda: torch.empty((1024, 1024), device="meta"),
+    "JAX": lambda: jax.ShapeDtypeStruct((1024, 1024), np.float32),
+}
+
+
+@pytest.mark.parametrize("like", LIKES)
+def test_chunks_that_come_at_once_share_the_memory_of_their_leaf(
+    like: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the chunks of one thread are missing in what the load gives."""
+    array = np.arange(1, 1 + 1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+    xckpt.save(tmp_path / "ckpt", array, options=xckpt.SaveOptions(chunk_bytes=1 << 20))
+    target = LIKES[like]()
+
+    def slowly(make: Callable[..., object]) -> Callable[..., object]:
+        def made(*args: object, **options: object) -> object:
+            time.sleep(0.05)
+            return make(*args, **options)
+
+        return made
+
+    monkeypatch.setattr(np, "empty", slowly(np.empty))
+    monkeypatch.setattr(torch, "empty_like", slowly(torch.empty_like))
+    loaded = xckpt.load(tmp_path / "ckpt", target, options=xckpt.LoadOptions(threads=4))
+    np.testing.assert_array_equal(np.asarray(loaded), array)
