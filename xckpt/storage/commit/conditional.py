@@ -164,13 +164,13 @@ def delete_keys(
 ) -> dict[str, Exception]:
     """Delete keys; why some are left.
 
-    All at once; with a ``claim`` some at a time, until it is another's: others may have deleted the
+    All at once; with a ``claim`` some at a time, as long as it is held: others may have deleted the
     checkpoint, and a save may write the same keys anew.
     """
     left: dict[str, Exception] = {}
     at_once = len(keys) if claim is None else AT_ONCE
     for first in range(0, len(keys), at_once or 1):
-        if first and claim is not None and not claim.is_held(store, target):
+        if claim is not None and not claim.is_held(store, target, now=bool(first)):
             lost = StorageError(f"{target}: another call has removed this checkpoint meanwhile")
             return left | dict.fromkeys(keys[first:], lost)
         some = keys[first : first + at_once]
