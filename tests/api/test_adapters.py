@@ -73,7 +73,9 @@ def test_what_an_adapter_cannot_do_is_said_by_name() -> None:
     register(odd)
     register(odd)
     try:
-        with pytest.raises(xckpt.UnsupportedLeafError, match="a/odd: a Odd of a dtype that cannot"):
+        with pytest.raises(
+            xckpt.UnsupportedLeafError, match="a/odd: an Odd of a dtype that cannot"
+        ):
             xckpt.save("memory://odd", {"a": {"odd": Odd()}})
     finally:
         unregister(odd)

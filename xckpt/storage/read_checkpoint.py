@@ -43,7 +43,7 @@ from xckpt.storage.chunks.read_chunks import read_box, read_items, requests_of
 from xckpt.storage.chunks.requests import UNPACKED, ChunkRequests
 from xckpt.storage.host.exchange import PATIENCE, Exchange
 from xckpt.storage.host.far import FarRanks
-from xckpt.storage.location import Location, storage_errors
+from xckpt.storage.location import Location, check_process, storage_errors
 
 
 def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
@@ -52,8 +52,9 @@ def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
     Raises:
         NotACheckpointError: no committed checkpoint is there.
         ManifestError: it is too long.
-        StorageError: the storage refused.
+        StorageError: the storage refused, or this process was forked and could read no chunk.
     """
+    check_process()
     folder = location.folder
     with storage_errors(location):
         if folder is not None and folder.is_file():
