@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -107,6 +108,8 @@ def test_a_save_whose_keys_were_collected_is_not_committed(
         monkeypatch.setattr(KeyStaging, "prepare", prepare)
         assert self.trial is not None
         self.trial.wait()  # what it tried the bucket with is gone, too
+        while "w/c/0" not in listed(url):  # it is on its way
+            time.sleep(0.01)
         (left,) = xckpt.gc(url, older_than=0)
         assert left.removed and "w/c/0" not in listed(url)
         if again:

@@ -136,18 +136,21 @@ def test_a_storage_that_ignores_conditions_is_refused(
 
 
 def test_requests_of_the_trial(bucket: FaultyBucket) -> None:
-    """A fresh save asks twice more than for its own sake, an overwrite four times."""
+    """A fresh save asks twice more than for its own sake, an overwrite four times.
+
+    At Google's storage a fresh one writes, lists and removes a key, too; the removal is on its way.
+    """
     url = f"{bucket.url}/{bucket.name}"
-    asked: list[int] = []
+    most = (7 if url.startswith("gs:") else 4, 5)
     for overwrite in (False, True):
         bucket.seen.clear()
         writer = xckpt.storage.ZarrStorageWriter(url, overwrite=overwrite)
         writer.stage()
-        asked.append(len([each for each in bucket.seen if each.method != "HEAD"]))
+        seen = [f"{each.method} {each.path}" for each in bucket.seen if each.method != "HEAD"]
+        assert len(seen) <= most[overwrite], seen
         writer.abort()
         if not overwrite:
             xckpt.save(url, STATE)
-    assert asked[0] <= 6 and asked[1] <= 5, (asked, [f"{e.method} {e.path}" for e in bucket.seen])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
