@@ -22,7 +22,7 @@ from xckpt.errors import (
     naming,
 )
 from xckpt.storage.foreign.documents import Allowance, read_json
-from xckpt.storage.foreign.paths import FilePath, file_name_problem, named
+from xckpt.storage.foreign.paths import FilePath, entries_in, file_name_problem
 from xckpt.storage.location import storage_errors
 
 INDEX: Final = ".index.json"
@@ -57,8 +57,8 @@ def find_files(path: FilePath, suffix: str, memory: Allowance | None = None) -> 
     if path.is_file():
         is_index = path.name.endswith(suffix + INDEX)
         return _indexed(path, suffix, memory) if is_index else Files((path,))
-    indexes = named(path, f"{suffix}{INDEX}")
-    files = named(path, suffix)
+    indexes = entries_in(path, f"{suffix}{INDEX}")
+    files = entries_in(path, suffix)
     if len(indexes) == 1:
         [index] = indexes
         found, whole = _indexed(index, suffix, memory), index.name.removesuffix(INDEX)
@@ -138,7 +138,7 @@ def _check_presence(
     series = {(match[1], match[3]) for file in files if (match := _numbered(file, suffix))}
     problems += [
         f"{each.name} belongs to the series, but the index does not name it"
-        for each in named(folder, suffix)
+        for each in entries_in(folder, suffix)
         if (match := _numbered(each.name, suffix))
         and (match[1], match[3]) in series
         and each.name not in files

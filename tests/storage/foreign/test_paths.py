@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from xckpt.storage.foreign.paths import StoredPath, find_path, named
+from xckpt.storage.foreign.paths import StoredPath, entries_in, find_path
 from xckpt.storage.location import Location, open_store
 
 NAMES = ("a", "b", "a.b", "a-b", "a0", "é", "model.safetensors")
@@ -43,7 +43,7 @@ def test_they_are_what_pathlib_says(
         assert shown(stored / key) == shown(local / key)
         assert shown((stored / key).parent)[1:] == shown((local / key).parent)[1:] or not files
     suffixes = data.draw(st.sets(st.sampled_from(["b", ".safetensors"]), max_size=2))
-    found, expected = named(stored, *suffixes), named(local, *suffixes)
+    found, expected = entries_in(stored, *suffixes), entries_in(local, *suffixes)
     assert [each.name for each in found] == [each.name for each in expected]
 
 

@@ -36,30 +36,28 @@ def damage_of(
     """
 
     def looked() -> bytes:
-        others = any(_differ(path, each, options) for each in older)
+        leaves = _leaves(path, options)
+        known = (leaves, None)
+        others = leaves is not None and any(_leaves(each, options) not in known for each in older)
         return msgspec.msgpack.encode(_problems(path, options) if others else [])
 
-    with operation(folder.group):
+    with operation(folder.group, "restore of its CheckpointManager"):
         answer = broadcast(folder.group, "verify a step that does not fit the target", looked)
     problems = msgspec.msgpack.decode(answer, type=list[str])
     summary = f"{path} is damaged, and does not fit the target"
     return CorruptCheckpointError.listing(summary, problems) if problems else None
 
 
-def _differ(path: str, other: str, options: LoadOptions | None) -> bool:
-    """Whether two steps have other leaves; not, if one cannot be opened."""
+def _leaves(path: str, options: LoadOptions | None) -> set[tuple[object, ...]] | None:
+    """What a target has to fit of a step; None if it cannot be opened."""
     try:
-        return _leaves(path, options) != _leaves(other, options)
+        with open(path, options=options) as checkpoint:
+            return {
+                (leaf.name, *((leaf.shape, leaf.dtype) if isinstance(leaf, TensorEntry) else ()))
+                for leaf in checkpoint.manifest.leaves
+            }
     except XckptError:
-        return False
-
-
-def _leaves(path: str, options: LoadOptions | None) -> set[tuple[object, ...]]:
-    with open(path, options=options) as checkpoint:
-        return {
-            (leaf.name, leaf.shape, leaf.dtype) if isinstance(leaf, TensorEntry) else (leaf.name,)
-            for leaf in checkpoint.manifest.leaves
-        }
+        return None
 
 
 def _problems(path: str, options: LoadOptions | None) -> list[str]:

@@ -154,7 +154,7 @@ class NumberedGroup(Protocol):
 
 
 @contextlib.contextmanager
-def operation(group: Group, call: str = "") -> Generator[None, None, None]:
+def operation(group: Group, call: str = CALLS[0]) -> Generator[None, None, None]:
     """One save or load of a group: a rank that is interrupted in it tells the others.
 
     Args:
@@ -170,7 +170,7 @@ def operation(group: Group, call: str = "") -> Generator[None, None, None]:
         return
     group.begin()
     if isinstance(group, CallNamingGroup):
-        group.name_call(CALLS.index(call) if call in CALLS else 0)
+        group.name_call(CALLS.index(call))
     try:
         yield
     except BaseException as error:

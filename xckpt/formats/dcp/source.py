@@ -21,6 +21,7 @@ from typing import Any, Final
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.memory import RAISE
 from xckpt.core.names import KeyPath, join_keys
+from xckpt.core.text.arguments import named
 from xckpt.core.tree import DEEPEST, flatten, unflatten
 from xckpt.errors import (
     CorruptCheckpointError,
@@ -41,7 +42,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import open_file
-from xckpt.storage.foreign.paths import FilePath, find_path, named
+from xckpt.storage.foreign.paths import FilePath, entries_in, find_path
 from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64
@@ -111,7 +112,7 @@ def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
     """
     path = folder / ".metadata"
     if not path.is_file():
-        own = [part.name for part in named(folder, ".metadata") if part.name.startswith("__")]
+        own = [part.name for part in entries_in(folder, ".metadata") if part.name.startswith("__")]
         hint = (
             f"it holds {', '.join(own[:3])}, which ranks wrote each for itself (use_collectives="
             f"False); such folders are not read"
@@ -168,7 +169,7 @@ def _chunk(folder: FilePath, memory: Allowance, where: Where, dtype: str, box: B
     """
     part = Archive.open(folder, where, memory).value(memory)
     if not isinstance(part, MappedTensor):
-        stored = f"a {type(part).__name__}"
+        stored = named(type(part).__name__)
     elif (part.dtype, part.shape) != (dtype, box.sizes):
         stored = f"{part.dtype} of shape {part.shape}"
     else:

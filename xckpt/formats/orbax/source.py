@@ -47,7 +47,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance, read_json
 from xckpt.storage.foreign.files import state_of
-from xckpt.storage.foreign.paths import existing_path, file_name_problem, named
+from xckpt.storage.foreign.paths import entries_in, existing_path, file_name_problem
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 LEAF_BYTES: Final = 400
@@ -149,7 +149,7 @@ class OrbaxSource(TensorSource):
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
         kinds: dict[str, str] = {}
-        for path in named(self.path / ARRAY_METADATA):
+        for path in entries_in(self.path / ARRAY_METADATA):
             if not path.name.startswith("process_"):
                 continue
             with naming(path), self._memory.passing() as needed:

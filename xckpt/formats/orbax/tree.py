@@ -20,7 +20,7 @@ import msgspec
 from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError
-from xckpt.storage.foreign.paths import FilePath, named
+from xckpt.storage.foreign.paths import FilePath, entries_in
 
 TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
@@ -265,4 +265,4 @@ def steps_in(folder: FilePath) -> list[FilePath]:
 
 def folders_in(folder: FilePath) -> Iterator[FilePath]:
     """The folders in a folder, by name."""
-    return (each for each in named(folder) if each.is_dir())
+    return (each for each in entries_in(folder) if each.is_dir())

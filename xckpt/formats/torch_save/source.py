@@ -42,7 +42,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
-from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named
+from xckpt.storage.foreign.paths import FilePath, StoredPath, entries_in, existing_path
 from xckpt.storage.foreign.single_files import LEGACY
 from xckpt.storage.location import storage_errors
 
@@ -56,13 +56,13 @@ def find_saved(path: FilePath, memory: Allowance | None = None) -> Files:
     Raises:
         NotACheckpointError: there are none, or several that do not belong together.
     """
-    if path.is_file() or named(path, f".bin{INDEX}"):
+    if path.is_file() or entries_in(path, f".bin{INDEX}"):
         return find_files(path, ".bin", memory)
     if (path / WEIGHTS).is_file():
         return Files((path / WEIGHTS,))
     if not path.is_dir():
         raise NotACheckpointError(f"{path} is neither a file nor a folder")
-    files = [each for each in named(path, *SUFFIXES) if each.is_file()]
+    files = [each for each in entries_in(path, *SUFFIXES) if each.is_file()]
     if len(files) != 1:
         some = ", ".join(each.name for each in files[:5]) or "none"
         raise NotACheckpointError(

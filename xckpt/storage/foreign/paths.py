@@ -218,7 +218,7 @@ def file_name_problem(name: object) -> str:
     return "leads out of the folder" if path.is_absolute() or ".." in path.parts else ""
 
 
-def named(folder: FilePath, *suffixes: str) -> list[FilePath]:
+def entries_in(folder: FilePath, *suffixes: str) -> list[FilePath]:
     """The entries of a folder, sorted by name; none if it is not a folder.
 
     Args:
