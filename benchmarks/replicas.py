@@ -30,7 +30,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 import xckpt
 from benchmarks import state
-from xckpt.engine.adapters import find_group, loaded_adapters
+from xckpt.engine.adapters import loaded_adapters
+from xckpt.engine.groups import find_group
 from xckpt.engine.ranks.compare import arguments_of, compare_ranks
 
 SMALL, ELEMENTS = 1000, 256

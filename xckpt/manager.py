@@ -29,7 +29,7 @@ from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import BY_DEFAULT, KEEP_BY_DEFAULT, KeepPolicy, SavePolicy
 from xckpt.core.run.temporary import Temporary, keep_policies, save_policies
 from xckpt.core.text.arguments import named
-from xckpt.engine.adapters import GroupFinder
+from xckpt.engine.groups import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses, operation
 from xckpt.engine.run.decision import agreed_step
 from xckpt.options import LoadOptions, SaveOptions, checked_options

@@ -13,7 +13,7 @@ from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.core.text.arguments import named
-from xckpt.engine.adapters import GroupFinder
+from xckpt.engine.groups import GroupFinder
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.ranks.watch import Watch
@@ -38,7 +38,7 @@ def save_state_dict(
         state_dict: any tree that `save` takes.
         storage_writer: where to; `xckpt.storage.ZarrStorageWriter` or your own.
         process_group: the ranks that save together: a torch process group or a `Group`; found by
-            itself (see `xckpt.engine.adapters.find_group`).
+            itself (see `xckpt.engine.groups.find_group`).
         coordinator_rank: the rank within the process group that decides and commits.
         no_dist: this process saves alone, whatever other processes there are.
         planner: how to divide the work; by default what `save` does with the writer's ``options``.

@@ -18,7 +18,9 @@ from tests.support.sharded_arrays import cut
 from xckpt.convert import convert
 from xckpt.core.adapter import Adapters
 from xckpt.engine import adapters as registry
+from xckpt.engine import groups
 from xckpt.engine.adapters import loaded_adapters
+from xckpt.engine.run import preemption
 from xckpt.torch.dcp import export_checkpoint, import_checkpoint
 
 W = np.arange(6.0).reshape(2, 3)
@@ -48,11 +50,11 @@ def test_a_framework_that_was_never_imported_is_not_asked(monkeypatch: pytest.Mo
 
 def test_a_framework_whose_import_is_forbidden_is_not_there(monkeypatch: pytest.MonkeyPatch):
     """Tests hide a package so; it looked like one that was imported."""
-    known = {*registry._MODULES, *registry._GROUPS, *registry._NOTICES} - {"numpy"}
+    known = {*registry._MODULES, *groups._GROUPS, *preemption._NOTICES} - {"numpy"}
     for framework in sorted(known):
         monkeypatch.setitem(sys.modules, framework, None)
     xckpt.save("memory://forbidden-frameworks", {"w": W})
-    assert registry.preemption_notices() == []
+    assert preemption.preemption_notices() == []
     assert np.array_equal(xckpt.load("memory://forbidden-frameworks")["w"], W)
     assert loaded_adapters().describe(object(), "w") is None
 
@@ -142,7 +144,7 @@ def test_conversions_ask_for_the_group_too(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_one_process_is_no_job_of_several(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)
     monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script is one process
-    assert registry.find_group().size == 1
+    assert groups.find_group().size == 1
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])

@@ -23,7 +23,12 @@ ROOT = Path(__file__).parents[2]
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
     # Which adapters and groups there are; imports them by name only.
-    "doors": ("xckpt.engine.adapters", "xckpt.engine.ranks.group", "xckpt.engine.ranks.launched"),
+    "doors": (
+        "xckpt.engine.adapters",
+        "xckpt.engine.groups",
+        "xckpt.engine.ranks.group",
+        "xckpt.engine.ranks.launched",
+    ),
     "mapping": ("xckpt.mapping",),
     "engine": (
         "xckpt.engine",

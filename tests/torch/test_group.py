@@ -18,7 +18,7 @@ import xckpt
 from tests.support.ranks import Ranks, die
 from tests.support.signs import await_sign
 from tests.support.time_limit import ALLOWANCE
-from xckpt.engine.adapters import find_group
+from xckpt.engine.groups import find_group
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter

@@ -14,7 +14,7 @@ from xckpt.api.save import Path, check_path, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.core.text.arguments import named
-from xckpt.engine.adapters import GroupFinder
+from xckpt.engine.groups import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.options import LoadOptions, check_flags
 

@@ -18,7 +18,7 @@ from xckpt.api.save import Path, check_planner, found, raise_on_others, raised_o
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.core.text.arguments import named
-from xckpt.engine.adapters import GroupFinder
+from xckpt.engine.groups import GroupFinder
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.ranks.watch import Watch

@@ -15,8 +15,8 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.run.names import OptionalBase
 from xckpt.core.text.arguments import named
-from xckpt.engine.adapters import GroupFinder
 from xckpt.engine.background import SaveFuture, begin
+from xckpt.engine.groups import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle

@@ -31,7 +31,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.adapters import GroupFinder, refuse_others
+from xckpt.engine.groups import GroupFinder, refuse_others
 from xckpt.engine.ranks.group import Group, LocalGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch
 from xckpt.engine.save import save_state

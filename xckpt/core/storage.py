@@ -2,7 +2,8 @@
 
 `PlainStorageWriter` implements the hooks that most writers leave as they are, and `SizedItems` are
 the items of a plan as a writer goes through them, the largest first. The other protocols are what a
-storage may be able to do besides; the engine looks for each where it can use it.
+storage may be able to do besides; the engine looks for each where it can use it. `as_sent` gives a
+plan as another process would have it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -241,3 +243,32 @@ def place(share: SavePlan) -> object:
     """Where a rank writes by the plan of an earlier save; see `CanBeBrief.place`."""
     assert isinstance(share.storage_data, CanBeBrief)
     return share.storage_data.place()
+
+
+def as_sent(plan: SavePlan) -> SavePlan:
+    """A plan as another process would have it: items in columns, and foreign data of plain types.
+
+    Raises:
+        TypeError: MessagePack cannot carry planner_data or storage_data.
+
+    Example:
+        >>> as_sent(SavePlan([], planner_data={"a": (1, 2)})).planner_data
+        {'a': [1, 2]}
+    """
+    data = plan.storage_data
+    ours = data if isinstance(data, CanBeBrief) else None
+    storage_data, planner_data = msgspec.msgpack.decode(
+        sendable((None if ours else data, plan.planner_data))
+    )
+    items = WriteItems.of(plan.items)
+    return SavePlan(items, ours or storage_data, planner_data, dict(plan.containers))
+
+
+def sendable(wire: object) -> bytes:
+    """A plan as bytes; a TypeError if a planner's or a storage's own data cannot travel."""
+    try:
+        return msgspec.msgpack.encode(wire)
+    except TypeError as error:
+        raise TypeError(
+            f"a plan's planner_data and storage_data must be what MessagePack carries: {error}"
+        ) from error

@@ -28,7 +28,14 @@ from xckpt.core.plan.alone.known import KnownPlans
 from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares, returned, returned_plans
-from xckpt.core.storage import OwnOrdersWriter, PlanCachingWriter, SharesHost, StorageWriter, place
+from xckpt.core.storage import (
+    OwnOrdersWriter,
+    PlanCachingWriter,
+    SharesHost,
+    StorageWriter,
+    as_sent,
+    place,
+)
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.ranks.group import (
     Group,
@@ -39,7 +46,7 @@ from xckpt.engine.ranks.group import (
     operation,
 )
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
-from xckpt.engine.ranks.wire import REPORTS, as_sent
+from xckpt.engine.ranks.wire import REPORTS
 from xckpt.engine.steps import all_reduce
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions

@@ -16,7 +16,7 @@ from typing import TypeVar
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import delete, exists
 from xckpt.api.run.restore import Candidate, Damaged, first_good, passed_over
-from xckpt.engine.adapters import find_group
+from xckpt.engine.groups import find_group
 from xckpt.engine.ranks.group import operation
 from xckpt.engine.steps import broadcast
 from xckpt.errors import CorruptCheckpointError

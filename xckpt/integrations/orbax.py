@@ -23,7 +23,7 @@ from typing import Any
 from xckpt.api.load import load
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.save import save
-from xckpt.engine.adapters import find_group
+from xckpt.engine.groups import find_group
 from xckpt.engine.stager import BlockingAsyncStager
 from xckpt.integrations.absent import absent
 from xckpt.options import LoadOptions, SaveOptions

@@ -21,7 +21,7 @@ from xckpt.core.metadata import MetadataIndex
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.reads.items import ReadItems, Row
 from xckpt.core.problem import Problem
-from xckpt.engine.ranks.wire import sendable
+from xckpt.core.storage import sendable
 from xckpt.errors import PlanError
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -10,12 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Block, Boxes
-from xckpt.core.plan.items import (
-    LeafTable,
-    SavePlan,
-    WriteItems,
-)
-from xckpt.core.storage import BriefData, CanBeBrief
+from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
+from xckpt.core.storage import BriefData, CanBeBrief, sendable
 from xckpt.engine.steps import Codec
 
 
@@ -147,35 +143,6 @@ class SavePlanCodec:
             known = (shared, msgspec.Raw(_encode(content() if content else shared)))
             self._encoded[id(shared)] = known
         return known[1]
-
-
-def as_sent(plan: SavePlan) -> SavePlan:
-    """A plan as another process would have it: items in columns, and foreign data of plain types.
-
-    Raises:
-        TypeError: MessagePack cannot carry planner_data or storage_data.
-
-    Example:
-        >>> as_sent(SavePlan([], planner_data={"a": (1, 2)})).planner_data
-        {'a': [1, 2]}
-    """
-    data = plan.storage_data
-    ours = data if isinstance(data, CanBeBrief) else None
-    storage_data, planner_data = msgspec.msgpack.decode(
-        sendable((None if ours else data, plan.planner_data))
-    )
-    items = WriteItems.of(plan.items)
-    return SavePlan(items, ours or storage_data, planner_data, dict(plan.containers))
-
-
-def sendable(wire: object) -> bytes:
-    """A plan as bytes; a TypeError if a planner's or a storage's own data cannot travel."""
-    try:
-        return _encode(wire)
-    except TypeError as error:
-        raise TypeError(
-            f"a plan's planner_data and storage_data must be what MessagePack carries: {error}"
-        ) from error
 
 
 def _block(rank: int, leaf: bytes, offsets: bytes, sizes: bytes) -> Block:

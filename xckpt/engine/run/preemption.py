@@ -4,18 +4,45 @@
 2. Runs inside each other note it together. A handler that is set meanwhile stays, and may call the
    one here: after the run that hands the signal on to what was there before.
 3. JAX has a service of its own that notes SIGTERM, where several processes have joined; then xckpt
-   leaves the signal to that service, and asks it at each step (`xckpt.engine.adapters`).
+   leaves the signal to that service, and asks it at each step (`preemption_notices`).
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import FrameType
+from typing import Final, Protocol
 
-from xckpt.engine.adapters import preemption_notices
+_NOTICES: Final = {"jax": "xckpt.jax.preemption"}
+"""Framework module -> module with ``current_notice``."""
+
+
+class PreemptionNotice(Protocol):
+    """A framework's own way to learn that a process must end soon."""
+
+    signals: Collection[int]
+    """The signals that the framework handles itself."""
+
+    def reached(self) -> bool:
+        """Whether the processes must stop now; all of them ask equally often."""
+        ...
+
+
+def preemption_notices() -> list[PreemptionNotice]:
+    """The notices of the frameworks imported so far, where those have any.
+
+    Example:
+        >>> preemption_notices()
+        []
+    """
+    modules = [module for framework, module in _NOTICES.items() if sys.modules.get(framework)]
+    found = (importlib.import_module(module).current_notice() for module in modules)
+    return [notice for notice in found if notice is not None]
 
 
 class Preemption:
