@@ -42,7 +42,7 @@ def saves(figures: Sequence[dict[str, Any]]) -> Table:
 
 def loads(figures: Sequence[dict[str, Any]]) -> Table:
     title = "Loads without storage, as saved: the coordinator, and any other rank (processor s)"
-    names = ("plan s", "a rank s", "manifest KiB", "its plan up, bytes", "down")
+    names = ("plan s", "a rank s", "manifest sent, KiB", "its plan up, bytes", "down")
     table = _numbers(title, "ranks x tensors", *names)
     for case in figures:
         # Of arguments, the manifest, the plans, and whether all have read.

@@ -277,3 +277,23 @@ def test_a_thread_is_a_rank_of_a_group():
         (None, b"b", b"all"),
         ([b"0", b"1", b"2"], b"c", b"all"),
     ]
+
+
+def test_one_answer_for_all_is_compressed(monkeypatch):
+    """A manifest says much the same of each leaf, and goes to every rank."""
+    manifest = b"".join(b'{"name":"layers.%d.weight","shape":[4096,1024]}' % n for n in range(999))
+    lengths: list[int] = []
+
+    def counted(group: ThreadGroup, data: bytes | None) -> bytes:
+        received = sent(group, data)
+        lengths.append(len(received))
+        return received
+
+    def run(group: ThreadGroup) -> tuple[bytes, bytes]:
+        reduced = all_reduce(group, "commit", lambda: b"", lambda _: manifest)
+        return reduced, broadcast(group, "find", lambda: manifest)
+
+    sent = ThreadGroup.broadcast
+    monkeypatch.setattr(ThreadGroup, "broadcast", counted)
+    assert results(3, run) == [(manifest, manifest)] * 3
+    assert len(lengths) == 6 and max(lengths) < len(manifest) / 8

@@ -8,7 +8,8 @@ rank waits for one that has failed:
    broadcast that the step needs anyway.
 3. While a rank works at its part, or the coordinator at its decision, the others hear that it
    makes progress (`xckpt.engine.ranks.alive`); a rank that works at its part learns of lost ranks.
-4. If any rank failed, every rank raises the same error: of the class of the one cause, or a
+4. One answer for all is compressed: a manifest becomes a tenth or less, and each rank gets one.
+5. If any rank failed, every rank raises the same error: of the class of the one cause, or a
    `RanksFailedError` (`xckpt.errors`). In a group of one, the exception itself is raised.
 """
 
@@ -125,8 +126,10 @@ def all_reduce(
     """
     if group.size == 1:
         return decide([codec.decode(codec.encode(local()))])
-    verdicts, caught = _reduce(group, step, local, lambda values: [decide(values)], codec)
-    return _answer(step, group.broadcast(verdicts[0] if verdicts else None), caught)
+    verdicts, caught = _reduce(
+        group, step, local, lambda values: [_compress(decide(values))], codec
+    )
+    return _answer_for_all(group, step, verdicts, caught)
 
 
 def broadcast(group: Group, step: str, decide: Callable[[], bytes]) -> bytes:
@@ -139,8 +142,20 @@ def broadcast(group: Group, step: str, decide: Callable[[], bytes]) -> bytes:
         return decide()
     verdicts, caught = None, None
     if group.rank == group.coordinator:
-        verdicts, caught = _verdicts(group, lambda: [decide()])
-    return _answer(step, group.broadcast(verdicts[0] if verdicts else None), caught)
+        verdicts, caught = _verdicts(group, lambda: [_compress(decide())])
+    return _answer_for_all(group, step, verdicts, caught)
+
+
+def _compress(answer: bytes) -> bytes:
+    return zlib.compress(answer, level=1)
+
+
+def _answer_for_all(
+    group: Group, step: str, verdicts: list[bytes] | None, caught: Exception | None
+) -> bytes:
+    """The coordinator's one answer, at every rank."""
+    verdict = group.broadcast(verdicts[0] if verdicts else None)
+    return zlib.decompress(_answer(step, verdict, caught))
 
 
 def _reduce(
