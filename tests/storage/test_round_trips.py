@@ -17,7 +17,7 @@ import xckpt
 from tests.support.counted_bucket import CountedBucket, SeenRequest, kinds, longest_chain
 from tests.support.servers import bucket
 from xckpt.storage.chunks import digests
-from xckpt.storage.commit import keys
+from xckpt.storage.commit import conditional
 
 __all__ = ["bucket"]
 
@@ -268,18 +268,44 @@ def test_a_deletion_waits_for_no_part_of_the_objects(
     assert len(trips(bucket, lambda: xckpt.delete(next(rest)), 4, objects)) <= 4
 
 
+@pytest.mark.parametrize("options", [PLAIN, PACKED])
+def test_a_deletion_takes_few_requests(bucket: CountedBucket, options: xckpt.SaveOptions) -> None:
+    """Look, claim, withdraw the manifest, look at the claim, delete, give it back: TensorStore asks
+    twice where it deletes on a condition."""
+    urls = [f"s3://bucket/run/{number}" for number in range(6)]
+    for url in urls:
+        xckpt.save(url, dict(list(STATE.items())[:8]), options=options)
+    bucket.taken()
+    xckpt.delete(urls[0])
+    asked = kinds(bucket.taken())
+    for kind in ("DELETE chunk", "DELETE pack", "DELETE zarr.json", "DELETE xckpt.digests"):
+        asked.pop(kind, None)
+    assert asked == {
+        "DELETE xckpt.json": 1,
+        "DELETE xckpt.saving": 1,
+        "GET xckpt.json": 1,
+        "GET xckpt.saving": 2,
+        "HEAD xckpt.json": 1,
+        "HEAD xckpt.saving": 1,
+        "LIST": 1,
+        "PUT-if xckpt.saving": 1,
+    }
+    bucket.delay, rest = DELAY, iter(urls[1:])
+    assert len(trips(bucket, lambda: xckpt.delete(next(rest)), 8)) <= 8
+
+
 def test_a_claim_that_comes_late_finds_the_path_taken(
     bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that is repeated may come when another save has begun and ended meanwhile."""
-    write_if, other = keys.write_if, {"w3": np.ones(500, np.float32)}
+    write_if, other = conditional.write_if, {"w3": np.ones(500, np.float32)}
 
     def late(*asked: object) -> bytes:
-        monkeypatch.setattr(keys, "write_if", write_if)
+        monkeypatch.setattr(conditional, "write_if", write_if)
         xckpt.save(URL, other, options=PLAIN)
         return write_if(*asked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(keys, "write_if", late)
+    monkeypatch.setattr(conditional, "write_if", late)
     with pytest.raises(xckpt.CheckpointExistsError, match="has just begun"):
         xckpt.save(URL, STATE, options=PLAIN)
     assert same(xckpt.load(URL), other) and xckpt.open(URL).verify() == []

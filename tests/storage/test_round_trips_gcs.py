@@ -122,3 +122,12 @@ def test_a_deletion_waits_for_no_part_of_the_objects(bucket: Counted) -> None:
     bucket.delay, rest = DELAY, iter(urls)
     objects = ("DELETE chunk", "DELETE zarr.json")
     assert len(trips(bucket, lambda: xckpt.delete(next(rest)), 4, objects)) <= 4
+
+
+def test_a_deletion_takes_few_requests(bucket: Counted) -> None:
+    """Google's storage deletes on a condition by one request."""
+    urls = [f"gs://bucket/few-deletions/{number}" for number in range(6)]
+    for url in urls:
+        xckpt.save(url, STATE, options=PACKED)
+    bucket.delay, rest = DELAY, iter(urls)
+    assert len(trips(bucket, lambda: xckpt.delete(next(rest)), 6)) <= 6

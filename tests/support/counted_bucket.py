@@ -198,10 +198,12 @@ class CountedBucket:
         tag, found = self.objects.get(key, ("", b""))
         if method == "PUT" and self.refused and key.endswith(self.refused):
             return 403, {}, _error("AccessDenied")
+        wanted, unwanted = headers.get("if-match"), headers.get("if-none-match")
+        if wanted is not None and not tag:
+            return 404, {}, _error("NoSuchKey")  # as Amazon's does, and not 412
+        if (wanted is not None and wanted != tag) or (unwanted == "*" and tag):
+            return 412, {}, _error("PreconditionFailed")
         if method == "PUT":
-            wanted, unwanted = headers.get("if-match"), headers.get("if-none-match")
-            if (wanted is not None and wanted != tag) or (unwanted == "*" and tag):
-                return 412, {}, _error("PreconditionFailed")
             tag = f'"{xxhash.xxh3_128_hexdigest(content)}"'
             self.objects[key] = tag, content
             return 200, {"ETag": tag}, b""
@@ -211,7 +213,7 @@ class CountedBucket:
         if not tag:
             return 404, {}, _error("NoSuchKey")
         given = {"ETag": tag}
-        if headers.get("if-none-match") == tag:
+        if unwanted == tag:
             return 304, given, b""
         return _ranged(headers.get("range", ""), found, given)
 

@@ -84,13 +84,13 @@ def gc(
             return found
         due = sum(each.files for each in found if is_due(each, seconds))
         counter = ProgressCounter(due, chosen.progress, "files")
-        for at, left in enumerate(found):
-            found[at] = (
-                remove_keys(place, left, seconds) if folder is None else remove(left, seconds)
-            )
+        in_folders = (remove(left, seconds) for left in found)
+        removed: list[Leftover] = []
+        for left in remove_keys(place, found, seconds) if folder is None else in_folders:
+            removed.append(left)
             if is_due(left, seconds):
                 counter.add(left.files)
-        return found
+        return removed
 
 
 def _seconds(older_than: float | timedelta | None) -> float | None:

@@ -6,6 +6,7 @@ They are called on one rank, and no other takes part.
 from __future__ import annotations
 
 from xckpt.api.save import Path, check_path
+from xckpt.errors import NotACheckpointError
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
 
@@ -59,21 +60,19 @@ def delete(path: Path, *, options: LoadOptions | None = None) -> None:
     """
     check_path(path, "delete(path)")
     from xckpt.storage.commit.remove import remove_checkpoint
-    from xckpt.storage.copy_checkpoint import has_checkpoint
     from xckpt.storage.location import Location
 
     options = checked_options(options, LoadOptions, "delete")
     location = Location.parse(path, options)
-    if not has_checkpoint(location):
-        from xckpt.formats.detect import is_known
+    try:
+        with with_progress(options, "delete", 0, path) as chosen:
+            remove_checkpoint(location, chosen.progress)
+    except NotACheckpointError:
+        if not _is_foreign(path):
+            raise
+        from xckpt.formats.own_files import delete_files, own_files
 
-        if is_known(path):
-            from xckpt.formats.own_files import delete_files, own_files
-
-            return delete_files(own_files(path))
-    with with_progress(options, "delete", 0, path) as chosen:
-        remove_checkpoint(location, chosen.progress)
-    return None
+        delete_files(own_files(path))
 
 
 def copy(

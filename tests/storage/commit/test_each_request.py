@@ -54,9 +54,35 @@ def save(url: str, step: int, options: xckpt.SaveOptions) -> None:
     xckpt.save(url, state(step), overwrite=True, options=options)
 
 
+def save_with_base(url: str, options: xckpt.SaveOptions) -> None:
+    xckpt.save(url, state(2), base=url, overwrite=True, options=options)
+
+
 def copy(url: str, options: xckpt.SaveOptions) -> None:
     save(SOURCE, 2, options)
     xckpt.copy(SOURCE, url, overwrite=True, options=LIMITS)
+
+
+def delete(url: str, options: xckpt.SaveOptions) -> None:
+    xckpt.delete(url, options=LIMITS)
+
+
+def load(url: str, options: xckpt.SaveOptions) -> None:
+    """What is loaded is what was saved, or nothing is."""
+    loaded = xckpt.load(url, options=LIMITS)
+    assert all(np.array_equal(loaded[name], leaf) for name, leaf in state(1).items())
+
+
+def verify(url: str, options: xckpt.SaveOptions) -> None:
+    """A request that fails is no damage."""
+    problems = xckpt.open(url, options=LIMITS).verify()
+    assert {problem.kind for problem in problems} <= {"unreadable"}, problems
+    if problems:
+        raise xckpt.StorageError(str(problems[0]))
+
+
+def collect(url: str, options: xckpt.SaveOptions) -> None:
+    xckpt.gc(url, older_than=0, options=LIMITS)
 
 
 Call = Callable[[str, xckpt.SaveOptions], object]
@@ -64,12 +90,37 @@ CALLS: dict[str, tuple[Call, int, int]] = {
     "save": (lambda url, options: save(url, 2, options), 0, 2),
     "overwrite": (lambda url, options: save(url, 2, options), 1, 2),
     "overwrite again": (lambda url, options: save(url, 2, options), 2, 2),
-    "delete": (lambda url, options: xckpt.delete(url, options=LIMITS), 1, 0),
-    "delete what was overwritten": (lambda url, options: xckpt.delete(url, options=LIMITS), 2, 0),
+    "save with base": (save_with_base, 1, 2),
+    "save with base again": (save_with_base, 2, 2),
+    "delete": (delete, 1, 0),
+    "delete what was overwritten": (delete, 2, 0),
     "copy": (copy, 0, 2),
     "copy over another": (copy, 1, 2),
+    "load": (load, 1, 1),
+    "verify": (verify, 2, 1),
+    "gc of a save": (collect, 0, 0),
+    "gc of an overwrite": (collect, 1, 1),
 }
 """What is called, how often step 1 is saved before, and the step that is there afterwards."""
+FEWEST = {"load": 3, "verify": 4}
+"""Kinds of requests that a call makes at least, where these are fewer than six."""
+
+
+def cut_off(server: FaultyBucket, url: str, options: xckpt.SaveOptions) -> None:
+    """A save whose bucket is down once it has written data: nothing of it is removed."""
+    down = False
+
+    def fault(request: Request) -> Fault:
+        nonlocal down
+        data = request.path.endswith("/c/0") or "/xckpt.packs/" in request.path
+        hit, down = down, down or (request.writes and data)
+        return Answer(503, "SlowDown") if hit else None
+
+    server.fault = fault
+    with pytest.raises(xckpt.StorageError):
+        save(url, 7, options)
+    server.fault = never
+    forget_contexts()
 
 
 class Spoilt:
@@ -144,6 +195,8 @@ def check(
         url, raised = f"{server.url}/each{next(_numbers)}", None
         for _ in range(before):
             save(url, 1, options)
+        if call.startswith("gc"):
+            cut_off(server, url, options)
         server.fault = spoilt
         try:
             act(url, options)
@@ -156,7 +209,7 @@ def check(
 
     whole = Spoilt()
     _, raised = spoil(whole)
-    assert raised is None and len(whole.seen) > 5
+    assert raised is None and len(whole.seen) >= FEWEST.get(call, 6)
     for kind, number in some(whole.seen, most):
         url, raised = spoil(Spoilt(kind, number, mode))
         found = step_at(url)

@@ -8,8 +8,8 @@
    look like a checkpoint's are leftovers, as for a save. Beside a manifest that cannot be read,
    perhaps a newer release's, nothing counts as one.
 3. It is never known whether the writer is alive; its identity tells when it began. So its claim is
-   taken over before anything is removed, and the manifest read after that: a save commits only
-   while it has its claim.
+   taken over before anything is removed, and the manifest read some seconds after that
+   (`let_arrive`): a save commits only while it has its claim, and may have looked just before.
 4. TensorStore lists keys without their sizes. Chunks count by the zarr.json of their array, and
    keys without one do not count.
 """
@@ -32,7 +32,7 @@ from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST,
 from xckpt.errors import StorageError
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.collect import Leftover, is_due, root_of
-from xckpt.storage.commit.conditional import KeyClaim, delete_keys, write_if
+from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
 from xckpt.storage.commit.folder import ClaimText, new_identity
 from xckpt.storage.commit.keys import REPLACED
 from xckpt.storage.commit.leftovers import OwnerState
@@ -179,28 +179,56 @@ def _chunk_bytes(document: bytes) -> int:
         return 0
 
 
-def remove_keys(location: Location, left: Leftover, older_than: float | None) -> Leftover:
-    """Remove a leftover among keys, if it is due and nothing has committed it meanwhile.
+def remove_keys(
+    location: Location, found: Iterable[Leftover], older_than: float | None
+) -> Iterator[Leftover]:
+    """Remove leftovers among keys that are due, unless something has committed them meanwhile.
 
-    The claim of its save is taken over first: if that is alive it commits no more.
+    The claims of their saves are taken over first, all of them: a save that is alive commits no
+    more. Gives each leftover, in order, with whether it was removed.
 
     Raises:
         StorageError: the storage refused, or a save has committed what was being removed.
     """
+    found = list(found)
+    taken = [_taken(location, left, older_than) for left in found]
+    if any(taken):
+        let_arrive()
+    for left, claim in zip(found, taken, strict=True):
+        yield left if claim is None else _removed(location, left, *claim)
+
+
+def _taken(
+    location: Location, left: Leftover, older_than: float | None
+) -> tuple[KeyClaim, bool] | None:
+    """A claim on a leftover, and whether there was one before; None if it is not due."""
     if not is_due(left, older_than):
-        return left
+        return None
     with storage_errors(left.path):
         store = open_store(location)
-        where = left.path.removeprefix(str(location)).lstrip("/")
-        place = left.target.removeprefix(str(location)).lstrip("/")
-        place = f"{place}/" if place else ""
+        where, place = _keys_of(location, left)
         in_place = posixpath.basename(where) in (CLAIM, REPLACED)
         claim = KeyClaim.of(f"{place if in_place else f'{where}/'}{CLAIM}", new_identity())
         seen = answer(store.read(claim.key), location)
         there = seen.state == "value"
         ours = _is_of(seen.value, left, older_than) if there else claim.key != where
-        if not (ours and write_if(store, claim.key, claim.text, seen.stamp.generation, location)):
-            return left
+        taken = ours and claim.take(store, location, seen.stamp.generation)
+        return (claim, there) if taken else None
+
+
+def _keys_of(location: Location, left: Leftover) -> tuple[str, str]:
+    """The key of a leftover, and the prefix of the checkpoint's place."""
+    where, place = (
+        each.removeprefix(str(location)).lstrip("/") for each in (left.path, left.target)
+    )
+    return where, f"{place}/" if place else ""
+
+
+def _removed(location: Location, left: Leftover, claim: KeyClaim, there: bool) -> Leftover:
+    """Remove a leftover whose claim was taken over, if ``there`` was one."""
+    with storage_errors(left.path):
+        store = open_store(location)
+        where, place = _keys_of(location, left)
         own = _own(store, where, place, location)
         # What says that the others are left goes last.
         for some in (set(own) - {where, claim.key}, set(own) & {where} - {claim.key}):

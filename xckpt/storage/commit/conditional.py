@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ import msgspec
 import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import MANIFEST
-from xckpt.errors import StorageError
+from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.location import Location, answer
 
@@ -32,6 +33,8 @@ _Written: TypeAlias = "ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 SECONDS: Final = 2.0
 """Age from which on an answer says too little about a claim."""
+ON_THE_WAY: Final = 2.0
+"""Seconds that requests are waited for whose callers have lost their claim since they looked."""
 AT_ONCE: Final = 1024
 """Keys that are deleted between two looks at a claim."""
 
@@ -44,7 +47,11 @@ class KeyClaim:
     text: bytes
     """Unique to the claim."""
     _asked: ts.Future[ts.KvStore.ReadResult] | None = None
-    _since: float = 0.0
+    """The last look at it; None if it was written since."""
+    _since: float = -math.inf
+    """When that was asked, by `time.monotonic`."""
+    _taken: bytes = b""
+    """Its generation, if `take` wrote it."""
 
     @classmethod
     def of(cls, key: str, identity: str) -> KeyClaim:
@@ -66,6 +73,14 @@ class KeyClaim:
             delete_keys(store, [self.key], target)
             raise
 
+    def take(self, store: ts.KvStore, target: Location, seen: bytes) -> bool:
+        """Write it if the generation of its key is ``seen``; whether nobody else came first."""
+        since = time.monotonic()
+        self._taken = write_if(store, self.key, self.text, seen, target)
+        if self._taken:
+            self._asked, self._since = None, since
+        return bool(self._taken)
+
     def ask(self, store: ts.KvStore) -> None:
         """Begin to look who has it."""
         self._asked, self._since = store.read(self.key), time.monotonic()
@@ -77,10 +92,9 @@ class KeyClaim:
 
     def is_held(self, store: ts.KvStore, target: Location, *, now: bool = True) -> bool:
         """Whether nobody has taken it over; by what was asked before unless it must be ``now``."""
-        if now or self._asked is None or not self.is_known:
+        if now or not self.is_known:
             self.ask(store)
-        assert self._asked is not None
-        return answer(self._asked, target).value == self.text
+        return self._asked is None or answer(self._asked, target).value == self.text
 
     def require(self, store: ts.KvStore, target: Location, seen: bytes) -> None:
         """Refuse to commit what a collection (`collect_keys`) has removed.
@@ -97,9 +111,14 @@ class KeyClaim:
 
     def release(self, store: ts.KvStore, target: Location) -> None:
         """Delete it, if nobody has taken it over."""
-        read = answer(store.read(self.key), target)
-        if read.value == self.text:
-            answer(store.write(self.key, None, if_equal=read.stamp.generation), target)
+        there = self._taken or generation_if(store, self.key, self.text, target)
+        if there:
+            answer(store.write(self.key, None, if_equal=there), target)
+
+
+def let_arrive() -> None:
+    """Wait, having taken a claim over, for what its owner has sent by an earlier look at it."""
+    time.sleep(SECONDS + ON_THE_WAY)
 
 
 def is_kept(
@@ -122,6 +141,20 @@ def taken_for_dead(target: Location) -> StorageError:
     return StorageError(
         f"{target}: this save was taken for a dead one, and what it wrote was removed: save again, "
         f"with overwrite=True; give xckpt gc a longer time, and look at the clocks"
+    )
+
+
+def came_first(
+    store: ts.KvStore, target: Location, old: bytes | None
+) -> StorageError | CheckpointExistsError:
+    """The error of a save before whose commit the ``old`` manifest, or its absence, ended."""
+    if old is not None and answer(store.read(MANIFEST), target).state != "value":
+        return StorageError(
+            f"{target}: the checkpoint that this save was to replace was deleted meanwhile; this "
+            f"one is not committed: save again"
+        )
+    return CheckpointExistsError(
+        f"{target}: another save committed here meanwhile; this one is not committed"
     )
 
 
@@ -171,7 +204,7 @@ def delete_keys(
     at_once = len(keys) if claim is None else AT_ONCE
     for first in range(0, len(keys), at_once or 1):
         if claim is not None and not claim.is_held(store, target, now=bool(first)):
-            lost = StorageError(f"{target}: another call has removed this checkpoint meanwhile")
+            lost = StorageError(f"{target}: another call has replaced or removed this checkpoint")
             return left | dict.fromkeys(keys[first:], lost)
         some = keys[first : first + at_once]
         for key, asked in [(key, store.write(key, None)) for key in some]:

@@ -42,6 +42,7 @@ from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import names_below, own_keys
 from xckpt.storage.commit.conditional import (
     KeyClaim,
+    came_first,
     delete_or_unlink,
     empty_stale_lock,
     is_kept,
@@ -104,7 +105,8 @@ class KeyStaging:
 
         Raises:
             CheckpointExistsError: another save committed to the path meanwhile.
-            StorageError: the storage refused, or what was written was collected meanwhile.
+            StorageError: the storage refused, or meanwhile what was written was collected, or what
+                it was to replace was deleted.
         """
         with storage_errors(self.target):
             _sync(self)
@@ -143,9 +145,7 @@ class KeyStaging:
                 f"with overwrite=True"
             ) from error
         self.sent = False
-        raise CheckpointExistsError(
-            f"{self.target}: another save committed here meanwhile; this one is not committed"
-        )
+        raise came_first(store, self.target, self.old)
 
     @cached_property
     def own(self) -> OwnKeys:
@@ -297,10 +297,9 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
         trial.ask()
         claim = KeyClaim.of(CLAIM, new_identity())
         # Neither manifest nor claim exists, so both have the same generation: that of absence.
-        generation = write_if(store, CLAIM, claim.text, absent, target)
-        if not generation:
+        if not claim.take(store, target, absent):
             raise CheckpointExistsError(f"{target}: another save has just begun here")
-        trial.check(generation)
+        trial.check(claim)
     if not target.bucket and answer(store.read(MANIFEST), target).state == "value":
         claim.release(store, target)  # another save has committed, and its claim is gone
         return begin_keys(target, planned, overwrite=overwrite)

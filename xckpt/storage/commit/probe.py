@@ -144,17 +144,17 @@ class ListingTrial:
             only = ts.KvStore.KeyRange(self._claim.key, f"{self._claim.key}\0")
             self._listing = self._store.list(only)
 
-    def check(self, claimed: bytes) -> None:
+    def check(self, claim: KeyClaim) -> None:
         """Refuse a bucket that does not list it.
 
         Args:
-            claimed: the generation of the save's claim, which goes again then.
+            claim: of the save, which goes again then.
 
         Raises:
             StorageError: these credentials may not list.
         """
         if self._listing is not None and not _permitted("list", self._listing, self._target):
-            answer(self._store.write(CLAIM, None, if_equal=claimed), self._target)
+            claim.release(self._store, self._target)
             raise _may_not("list", self._target)
 
     def kept(

@@ -8,6 +8,8 @@
 3. Everything that this manifest implies is deleted, a few files at a time, no faster than a `Pace`
    says. Deletions that the storage refuses are retried, at growing intervals. Among keys it ends
    when the claim is another's: an overwrite has deleted the rest, and the path may be free again.
+   An overwrite may be deleting what it has replaced: its claim goes first, and what it has sent is
+   waited for, because a save to the free path may write the same keys.
 4. Then the claim goes, and the folder if it is empty. Other files there are the user's and stay.
 """
 
@@ -19,7 +21,7 @@ import posixpath
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -30,7 +32,7 @@ from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.budget import ProgressCounter, Watcher
-from xckpt.storage.commit.conditional import KeyClaim, delete_keys, write_if
+from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
 from xckpt.storage.commit.folder import new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -95,6 +97,8 @@ class Hidden:
     last: list[str]
     """The marks that go last, before the claim."""
     claim: KeyClaim
+    others: list[str] = field(default_factory=list[str])
+    """Claims of overwrites that were cut off, or are deleting old keys now: they go first."""
 
     def sweep(self, pace: Pace, progress: Watcher = None) -> None:
         """Delete it.
@@ -124,6 +128,11 @@ class Hidden:
     def _sweep(self, pace: Pace, counter: ProgressCounter) -> Exception | None:
         """Try it once; returns the first refusal, if any."""
         store, folder = open_store(self.target), self.target.folder
+        if self.others and folder is None:
+            for error in delete_keys(store, self.others, self.target).values():
+                return error
+            let_arrive()
+            self.others = []
         left: dict[str, Exception] = {}
         at_once = AT_ONCE if folder is not None else pace.at_once
         for first in range(0, len(self.keys), at_once):
@@ -165,7 +174,7 @@ def hide_checkpoint(target: Location) -> Hidden:
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
-        StorageError: the storage refused, or another save has replaced the checkpoint just now.
+        StorageError: the storage refused, or another call replaces or removes it just now.
     """
     with storage_errors(target):
         store = open_store(target)
@@ -182,13 +191,17 @@ def hide_checkpoint(target: Location) -> Hidden:
         )
         # Listed before: keys that others begin to write afterwards must not be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
+        if listing is not None:
+            _check_listed(answer(listing, target), target)
         claim, before = KeyClaim.of(CLAIM, new_identity()), answer(claiming, target)
         claimed = _claim(store, claim, before.stamp.generation, target)
         withdrawn = _withdraw(store, target, generation, full=not claimed)
         # If none is there, the answer was lost, or the deletion withdrew it whose claim this took.
         if not withdrawn and answer(store.read(MANIFEST), target).state == "value":
             claim.release(store, target)
-            raise _replaced(target)
+            raise StorageError(
+                f"{target}: another save has replaced this checkpoint just now: what it saved stays"
+            )
         if not claimed:
             _claim(store, claim, before.stamp.generation, target)  # there is room now
         if target.folder is not None:
@@ -196,19 +209,25 @@ def hide_checkpoint(target: Location) -> Hidden:
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
     last = [*marks, *sorted(groups, reverse=True)]
-    return Hidden(target, [key for key in keys if key not in {*last, CLAIM}], last, claim)
+    others = [key for key in keys if posixpath.dirname(key) in groups and key.endswith(f"/{CLAIM}")]
+    own = [key for key in keys if key not in {*last, *others, CLAIM}]
+    return Hidden(target, own, last, claim, others)
 
 
-def _replaced(target: Location) -> StorageError:
-    return StorageError(
-        f"{target}: another save or deletion has replaced or removed this checkpoint just now"
-    )
+def _check_listed(keys: Iterable[bytes], target: Location) -> None:
+    """Refuse a listing that lacks the manifest: with it the data would be gone from sight."""
+    if MANIFEST.encode() not in keys:
+        raise StorageError(
+            f"{target}: the bucket does not list {MANIFEST}, which is there, so nothing was "
+            f"deleted: these credentials may not list (s3:ListBucket; storage.objects.list), or "
+            f"its listings are late: have that permitted, or try again"
+        )
 
 
 def _claim(store: ts.KvStore, claim: KeyClaim, seen: bytes, target: Location) -> bool:
     """Write the claim, unless a full disk has no room for it: deleting makes room."""
     try:
-        taken = write_if(store, CLAIM, claim.text, seen, target)
+        taken = claim.take(store, target, seen)
     except (OSError, ValueError, RuntimeError):
         if target.folder is None:
             raise
@@ -216,7 +235,10 @@ def _claim(store: ts.KvStore, claim: KeyClaim, seen: bytes, target: Location) ->
             (target.folder / f"{CLAIM}.__lock").unlink()
         return False
     if not taken:
-        raise _replaced(target)
+        raise StorageError(
+            f"{target}: another save, deletion or collection is at work here just now, so nothing "
+            f"was deleted: try again"
+        )
     return True
 
 
@@ -274,6 +296,6 @@ def remove_checkpoint(target: Location, progress: Watcher = None) -> None:
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
-        StorageError: the storage refused, or another save has replaced the checkpoint just now.
+        StorageError: the storage refused, or another call replaces or removes it just now.
     """
     hide_checkpoint(target).sweep(Pace(), progress)

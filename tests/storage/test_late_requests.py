@@ -1,0 +1,99 @@
+"""Requests that are on their way while another call runs: they come late, and nothing is lost.
+
+A save looks at its claim before it writes its manifest, and an overwrite before it deletes the old
+keys; what it then sends may arrive after another call has taken the claim over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.storage.commit.test_each_request import s3, server
+from tests.support.faulty_bucket import Fault, FaultyBucket, Request, Silence, never
+from tests.support.servers import environment, faulty_gcs, gcs
+from tests.support.stored import step_at
+
+__all__ = ["environment", "faulty_gcs", "gcs", "s3", "server"]
+
+PLAIN = xckpt.SaveOptions(pack_bytes=0)
+LATE = 1.5
+"""Seconds that a request is on its way."""
+_numbers = itertools.count()
+
+
+def state(step: int) -> dict[str, object]:
+    return {"w": np.full(3, step), "step": step}
+
+
+class Meanwhile:
+    """Holds up the first request of a kind, and makes a call while it is on its way."""
+
+    def __init__(
+        self, is_late: Callable[[Request], bool], act: Callable[[], object], seconds: float
+    ) -> None:
+        self._is_late, self._act, self._seconds = is_late, act, seconds
+        self._thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def __call__(self, request: Request) -> Fault:
+        if self._thread is not None or not self._is_late(request):
+            return None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return Silence(self._seconds)
+
+    def _run(self) -> None:
+        try:
+            self._act()
+        except xckpt.XckptError as error:
+            self.error = error
+
+    def wait(self) -> None:
+        assert self._thread is not None
+        self._thread.join(60)
+
+
+def is_manifest(request: Request) -> bool:
+    return request.writes and request.path.endswith("xckpt.json")
+
+
+def deletes_data(request: Request) -> bool:
+    return request.deletes and request.path.endswith("w/c/0")
+
+
+@pytest.mark.parametrize("old", [pytest.param(False, marks=pytest.mark.thorough), True])
+def test_a_manifest_that_arrives_amid_a_collection(server: FaultyBucket, old: bool) -> None:
+    """The collection waits for it: what it names is there."""
+    url = f"{server.url}/late{next(_numbers)}"
+    if old:
+        xckpt.save(url, state(1), options=PLAIN)
+    server.fault = late = Meanwhile(is_manifest, lambda: xckpt.gc(url, older_than=0), LATE)
+    xckpt.save(url, state(2), overwrite=old, options=PLAIN)
+    late.wait()
+    server.fault = never
+    assert late.error is None and step_at(url) == 2 and xckpt.open(url).verify() == []
+    assert xckpt.gc(url, older_than=0) == []
+
+
+def test_a_deletion_that_arrives_after_a_save_to_the_same_keys(server: FaultyBucket) -> None:
+    """An overwrite deletes the old keys; meanwhile what it saved is deleted, and saved anew."""
+    url = f"{server.url}/late{next(_numbers)}"
+
+    def anew() -> None:
+        time.sleep(0.5)  # the old claim has gone by now
+        xckpt.delete(url)
+        xckpt.save(url, state(3), options=PLAIN)
+
+    xckpt.save(url, state(1), options=PLAIN)
+    server.fault = late = Meanwhile(deletes_data, anew, LATE)
+    xckpt.save(url, state(2), overwrite=True, options=PLAIN)
+    late.wait()
+    server.fault = never
+    assert late.error is None and step_at(url) == 3 and xckpt.open(url).verify() == []
