@@ -23,7 +23,7 @@ from tests.support.time_limit import ALLOWANCE
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.engine.ranks.rendezvous import Invitation, connect, host_identity
 from xckpt.errors import RanksFailedError, XckptError
-from xckpt.storage.host import peer
+from xckpt.storage.host import far, peer
 from xckpt.storage.host.exchange import Exchange
 from xckpt.storage.host.far import FarRanks
 
@@ -219,7 +219,8 @@ def test_a_silent_rank_of_another_host_is_given_up() -> None:
     assert [each.rank for each in failure.failures] == [1]
 
 
-def test_a_stranger_is_no_rank() -> None:
+@pytest.mark.parametrize("said", [bytes(40), b"", bytes(5)], ids=["wrong", "silent", "half"])
+def test_a_stranger_is_no_rank(said: bytes) -> None:
     """What connects without the token is hung up on, and the ranks meet all the same."""
     ranks = [Rank(range(8), host) for host in "ab"]
     shares = share_reads([rank.announcement() for rank in ranks])
@@ -229,11 +230,27 @@ def test_a_stranger_is_no_rank() -> None:
             assert rank.far is not None
             invitation = msgspec.msgpack.decode(rank.far.reach, type=Invitation)
             strangers.append(stack.enter_context(connect(invitation)))
-            strangers[-1].sendall(bytes(40))
+            strangers[-1].sendall(said)
         together([lambda n=n: ranks[n].run(shares[n], 8) for n in (0, 1)])
         for stranger in strangers:
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(40) == b""
+    assert not any(rank.failures for rank in ranks)
+    assert [len(rank.taken) for rank in ranks] == [4, 4]
+
+
+def test_a_rank_that_pauses_before_it_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may stop a rank there for longer than a call may take."""
+
+    def slowly(invitation: Invitation) -> socket.socket:
+        connection = connect(invitation)
+        time.sleep(1.2 * peer.CALL_SECONDS)
+        return connection
+
+    monkeypatch.setattr(far, "connect", slowly)
+    ranks = [Rank(range(8), host) for host in "ab"]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    together([lambda n=n: ranks[n].run(shares[n], 8) for n in (0, 1)])
     assert not any(rank.failures for rank in ranks)
     assert [len(rank.taken) for rank in ranks] == [4, 4]
 

@@ -21,9 +21,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.errors import StorageError
@@ -32,7 +34,9 @@ from xckpt.storage.host.peer import Bytes, Peer, accepted, call, is_own, listen
 from xckpt.storage.host.slots import Slots
 from xckpt.storage.host.threads import Threads
 
-PATIENCE = 1800.0
+RANK: Final = struct.Struct("<q")
+"""What a taker says first."""
+PATIENCE: Final = 1800.0
 """Seconds that a silent rank is waited for, unless the group of the load says otherwise."""
 
 
@@ -108,17 +112,15 @@ class Exchange:
         def calling(rank: int) -> None:
             call(addresses[rank], rank)
 
-        for connection in accepted(self._listener, missing, self._patience, calling):
+        greetings = accepted(self._listener, missing, self._patience, calling, RANK.size)
+        for connection, greeting in greetings:
             self._sockets.append(connection)
-            if not is_own(connection):
-                connection.close()
+            (rank,) = RANK.unpack(greeting)
+            if rank not in missing or not is_own(connection):
+                connection.close()  # it is none of the ranks
                 continue
             # A peer that has closed its connection again stays missing.
             with contextlib.suppress(StorageError):
-                (rank,) = Peer(min(missing), connection, self._patience).receive(1)
-                if rank not in missing:
-                    connection.close()  # it is none of the ranks
-                    continue
                 taker = self._takers[rank] = Peer(rank, connection, self._patience)
                 taker.send_slots(descriptor, self._slots.memory)
                 self._owed[rank] = deque()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
@@ -33,9 +34,11 @@ from xckpt.core.plan.host_reads import SharedReads
 from xckpt.engine.ranks.links import TOKEN_BYTES
 from xckpt.engine.ranks.rendezvous import Invitation, connect, listen
 from xckpt.errors import StorageError
-from xckpt.storage.host.peer import CALL_SECONDS, Bytes, Peer, accepted, peer_lost
+from xckpt.storage.host.peer import Bytes, Peer, accepted, peer_lost
 
 HALF: Final = TOKEN_BYTES // 2
+GREETING: Final = struct.Struct(f"<{HALF}sq")
+"""What a receiver says first: a half of the token, and its rank."""
 ELSEWHERE: Final = "of another host"
 
 Parcel = tuple[int, Bytes, Callable[[], None]]
@@ -108,8 +111,7 @@ class FarRanks:
             ) from error
         self._adopt(connection)
         peer = Peer(sender, connection, self._patience, ELSEWHERE)
-        peer.send_bytes(_as_bytes(invitation.token[:HALF]))
-        peer.send(share.rank)
+        peer.send_bytes(_as_bytes(GREETING.pack(invitation.token[:HALF], share.rank)))
         if not _shows(peer, invitation.token[HALF:]):
             raise peer_lost(f"rank {sender} {ELSEWHERE} was lost: another process has its port")
         while expected:
@@ -156,24 +158,20 @@ class FarRanks:
         def calling(rank: int) -> None:
             _call(reaches[rank], rank)
 
-        for connection in accepted(self._listener, missing, self._patience, calling):
+        greetings = accepted(self._listener, missing, self._patience, calling, GREETING.size)
+        for connection, greeting in greetings:
             self._adopt(connection)
-            rank = self._greeted(connection)
-            if rank in missing:
+            shown, rank = GREETING.unpack(greeting)
+            known = hmac.compare_digest(shown, self._invitation.token[:HALF])
+            if not known or rank not in missing:
+                connection.close()  # it is none of the ranks
+                continue
+            # A rank that has closed its connection again stays missing.
+            with contextlib.suppress(StorageError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 peer = Peer(rank, connection, self._patience, ELSEWHERE)
+                peer.send_bytes(_as_bytes(self._invitation.token[HALF:]))
                 thread(self._send_to, peer, missing.pop(rank))
-
-    def _greeted(self, connection: socket.socket) -> int:
-        """The rank that has connected; -1 if none of the job has."""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stranger = Peer(-1, connection, min(CALL_SECONDS, self._patience), ELSEWHERE)
-        with contextlib.suppress(StorageError):
-            if _shows(stranger, self._invitation.token[:HALF]):
-                (rank,) = stranger.receive(1)
-                stranger.send_bytes(_as_bytes(self._invitation.token[HALF:]))
-                return rank
-        connection.close()
-        return -1
 
     def _send_to(self, peer: Peer, count: int) -> None:
         parcels = self._parcels[peer.rank]
