@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
@@ -19,7 +19,7 @@ from conformance.cases import Case, cases, to_json
 from conformance.implementation import Even, Implementation, Refused
 from conformance.outcome import Outcome
 
-__all__ = ["ANY_DRAW", "Unfit", "drawn_for", "judge", "message"]
+__all__ = ["ANY_DRAW", "Unfit", "drawn_for", "judge", "judge_all", "message"]
 
 
 ANY_DRAW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
@@ -85,6 +85,20 @@ def judge(
         with contextlib.suppress(Exception):
             _try(shrink, drawn, examples, seed)
     return outcome
+
+
+def judge_all(
+    laws: Mapping[str, Callable[[Implementation, Case], None]],
+    implementation: Implementation,
+    *,
+    examples: int,
+    seed: int,
+    only: str = "",
+) -> Iterator[Outcome]:
+    """What comes of each law, by its name; of one alone if ``only`` names it."""
+    for name, law in laws.items():
+        if only in ("", name):
+            yield judge(name, law, implementation, examples=examples, seed=seed)
 
 
 def _try(

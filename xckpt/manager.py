@@ -187,8 +187,8 @@ class CheckpointManager(RunReading):
             XckptError: the save before has failed; nothing was begun.
             PlanError: the ranks are at different steps.
             StorageError: this user may not write to the root; nothing was begun.
-            TypeError, ValueError: on some rank ``step`` is not a step, a metric no number, or
-                ``metadata`` no dict or one with a key ``"run"``; nothing was begun.
+            TypeError, ValueError: on some rank ``step`` is not a step, a metric is not a number,
+                or ``metadata`` is not a dict or has a key ``"run"``; nothing was begun.
         """
         decision = self._saves.decide(step, force=force)
         if decision.due:
@@ -269,7 +269,7 @@ def _count(full_every: int | None) -> int | None:
     """A number of saves.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: it is not a number of saves.
     """
     if full_every is not None and (isinstance(full_every, bool) or not isinstance(full_every, int)):
         raise TypeError(f"full_every is a number of saves, not {named(type(full_every).__name__)}")

@@ -10,7 +10,16 @@ __all__ = ["Metrics", "Progress"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a call is on this rank: most count the bytes that they have written or read."""
+    """How far a call is on this rank: most count the bytes that they have written or read.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> seen = []
+        >>> options = xckpt.SaveOptions(progress=seen.append)
+        >>> _ = xckpt.save("memory://example-progress", {"w": np.ones(4)}, options=options)
+        >>> seen[-1]
+        Progress(done=32, total=32, unit='bytes')
+    """
 
     done: int
     """Bytes written, or read and verified; or how many of another unit."""

@@ -48,7 +48,7 @@ def save_state_dict(
 
     Raises:
         XckptError: as `save`.
-        TypeError: the writer or the planner is none.
+        TypeError: the writer is not a `StorageWriter`, or the planner not a `SavePlanner`.
 
     Example:
         >>> import numpy as np, xckpt
@@ -90,15 +90,23 @@ def load_state_dict(
 ) -> Metadata:
     """Load a checkpoint into the torch tensors and NumPy arrays of a state dict, in place.
 
-    Python values are replaced in the dicts and lists that hold them. The other arguments are those
-    of `save_state_dict`; by default every leaf must fit (`DefaultLoadPlanner(strict=, cast=)`).
+    Python values are replaced in the dicts and lists that hold them.
+
+    Args:
+        state_dict: what to fill.
+        storage_reader: where from; `xckpt.storage.ZarrStorageReader` or your own.
+        process_group: see `save_state_dict`.
+        coordinator_rank: see `save_state_dict`.
+        no_dist: see `save_state_dict`.
+        planner: what goes where; by default every leaf must fit (`DefaultLoadPlanner()`, which
+            takes ``strict=`` and ``cast=``).
 
     Returns:
         The checkpoint's metadata, the same on every rank.
 
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already.
-        TypeError: the reader or the planner is none.
+        TypeError: the reader is not a `StorageReader`, or the planner not a `LoadPlanner`.
 
     Example:
         >>> import numpy as np, xckpt

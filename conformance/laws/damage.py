@@ -7,7 +7,8 @@ find something too. Where nothing can be damaged so, the case is `Unfit`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from conformance import judge
 from conformance.cases import Case, checksum
 from conformance.implementation import Implementation, Refused
 from conformance.laws.properties import check_loaded, everything, fresh_folder
-from conformance.outcome import Outcome
 
 __all__ = ["LAWS", "run"]
 
@@ -130,10 +130,5 @@ def _swap(files: list[Path], random: np.random.Generator) -> str:
     return f"{one.name} and {other.name} have changed places"
 
 
-def run(
-    implementation: Implementation, *, examples: int, seed: int, only: str = ""
-) -> Iterator[Outcome]:
-    """Every law on random cases; see `conformance.outcome.Part`."""
-    for name, law in LAWS.items():
-        if only in ("", name):
-            yield judge.judge(name, law, implementation, examples=examples, seed=seed)
+run = partial(judge.judge_all, LAWS)
+"""See `conformance.outcome.Part`."""

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,6 @@ from conformance.implementation import (
     Wanted,
     Writes,
 )
-from conformance.outcome import Outcome
 from conformance.tilings import Placed
 
 __all__ = ["LAWS", "check_loaded", "fresh_folder", "run"]
@@ -357,10 +357,5 @@ LAWS: Mapping[str, Law] = {
 }
 
 
-def run(
-    implementation: Implementation, *, examples: int, seed: int, only: str = ""
-) -> Iterator[Outcome]:
-    """Every law on random cases; see `conformance.outcome.Part`."""
-    for name, law in LAWS.items():
-        if only in ("", name):
-            yield judge.judge(name, law, implementation, examples=examples, seed=seed)
+run = partial(judge.judge_all, LAWS)
+"""See `conformance.outcome.Part`."""

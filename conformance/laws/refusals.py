@@ -6,8 +6,9 @@ nothing that can be loaded. A case that cannot be spoilt (an array without eleme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from conformance import judge
 from conformance.cases import Case, checksum, numpy_dtype, region
 from conformance.implementation import Array, Box, Held, Implementation, Refused, Shard
 from conformance.laws.properties import fresh_folder
-from conformance.outcome import Outcome
 
 __all__ = ["LAWS", "run"]
 
@@ -134,11 +134,5 @@ def _contradiction(case: Case, ranks: Ranks) -> str:
     return ""
 
 
-def run(
-    implementation: Implementation, *, examples: int, seed: int, only: str = ""
-) -> Iterator[Outcome]:
-    """Every law on random cases; see `conformance.outcome.Part`."""
-    laws: Mapping[str, Callable[[Implementation, Case], None]] = LAWS
-    for name, law in laws.items():
-        if only in ("", name):
-            yield judge.judge(name, law, implementation, examples=examples, seed=seed)
+run = partial(judge.judge_all, LAWS)
+"""See `conformance.outcome.Part`."""

@@ -19,6 +19,7 @@ import xckpt
 from xckpt.cli.commands import commands
 from xckpt.cli.shell.described import described, environment, exit_codes
 from xckpt.cli.shell.manual import SHELLS, manual
+from xckpt.storage.location import REQUESTS, Location
 
 PROGRAM = "from xckpt.cli import main; main()"
 
@@ -110,6 +111,19 @@ def test_the_manual_has_all_of_it() -> None:
         assert text.usage.replace("-", r"\-") in page
     for name, _ in (*exit_codes(), *environment()):
         assert rf"\fB{name}\fR" in page
+
+
+def test_the_manual_has_the_defaults_of_the_code_and_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "buckets.md").read_text(encoding="utf-8")
+    access = Location.parse("s3://bucket/ckpt").access
+    defaults = {
+        "XCKPT_RETRIES": access.retries,
+        "XCKPT_REQUEST_TIMEOUT": round(access.request_timeout),
+        "XCKPT_CONCURRENCY": REQUESTS,
+    }
+    for variable, default in defaults.items():
+        assert f"`{variable}` | {default} |" in page
+        assert re.search(rf"\b{default}\b", dict(environment())[variable])
 
 
 @pytest.mark.skipif(not shutil.which("man"), reason="there is no man")

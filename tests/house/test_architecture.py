@@ -79,3 +79,11 @@ def test_the_files_named_are_there() -> None:
     assert len(named) > 50
     places = [(ROOT / name, ROOT / "xckpt" / name) for name in named]
     assert [str(a) for a, b in places if not (a.exists() or b.exists())] == []
+
+
+def test_every_folder_of_the_core_is_named() -> None:
+    folders = sorted(path.name for path in (ROOT / "xckpt" / "core").iterdir() if path.is_dir())
+    named = re.search(r"It has (\w+) folders: (.+?)\. Beside", PAGE, re.DOTALL)
+    assert named is not None and named[1] == "seven"
+    listed = set(re.findall(r"`core/(\w+)`", named[2]))
+    assert listed == {name for name in folders if name != "__pycache__"}

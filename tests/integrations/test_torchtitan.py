@@ -233,7 +233,7 @@ def test_what_the_configuration_says(tmp_path: Path) -> None:
     assert reader.checkpointer.load(2) and reader.step == 0
     reader.train(4, load=False)
     assert steps_in(tmp_path / "run") == [1, 2, 4, 5]
-    with pytest.raises(ValueError, match="has no in_hf"):
+    with pytest.raises(ValueError, match="initial_load_in_hf: use"):
         Trainer(tmp_path, last_save_in_hf=True, last_save_model_only=True)
     with pytest.raises(ValueError, match="exclude_from_loading"):
         Trainer(tmp_path, exclude_from_loading=["optimiser"])

@@ -271,7 +271,7 @@ def test_damage_is_found_by_name(tmp_path: Path) -> None:
     )
     manifest.write_bytes(manifest.read_bytes()[:50])
     text = said(xckpt.ManifestError, lambda: xckpt.load(path))
-    assert text.startswith(f"{path}: the manifest is truncated or no manifest at all: ")
+    assert text.startswith(f"{path}: the manifest is truncated, or it is not a manifest: ")
 
 
 def test_dicts_of_other_classes(tmp_path: Path) -> None:

@@ -460,7 +460,10 @@ def pieces() -> str:
             "b: an item reads a tensor of 1 dimensions",
         ),
         (read_change("b", lengths=(0,)), "b: an item reads [0, 0), which is not in [0, 5)"),
-        (read_change("b", lengths=(-2,)), "b: an item reads no range of its array: the sizes"),
+        (
+            read_change("b", lengths=(-2,)),
+            "b: an item reads what is not a range of its array: the sizes",
+        ),
         (read_change("b", lengths=(6,)), "b: an item reads [0, 6), which is not in [0, 5)"),
         (read_change("b", storage_offsets=(1,)), "b: an item reads [1, 6), which is not in [0, 5)"),
         (

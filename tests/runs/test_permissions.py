@@ -54,7 +54,7 @@ def test_a_run_that_may_only_be_read_is_listed_and_restored(saved: Path) -> None
 
 def test_a_first_save_names_the_root_that_may_not_be_written(saved: Path) -> None:
     run = xckpt.CheckpointManager(saved, save=ALWAYS, keep=Latest(1))
-    words = f"{saved}: no step can be saved, for this user may not write to {saved}: check its"
+    words = f"{saved}: no step can be saved: this user may not write to {saved}: check its"
     for step in (3, 4):
         with pytest.raises(xckpt.StorageError) as raised:
             run.save(step, state_of(step))

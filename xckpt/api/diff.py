@@ -13,7 +13,7 @@ def diff(
 ) -> list[Difference]:
     """What differs between two checkpoints; nothing where they are equal.
 
-    How leaves were sharded or cut into chunks is no difference.
+    How leaves were sharded or cut into chunks does not count.
 
     Args:
         first: where one is; see `open`.

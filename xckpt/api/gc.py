@@ -29,13 +29,13 @@ def gc(
     A save does that itself for the folder that its path is in. This looks through all folders below
     as well, and into buckets. Committed checkpoints and files of the user are never touched.
 
-    An owner is certainly *dead* if the system that it ran on says so: whatever the host name
-    was, its lock is free and the system is still the same, or it was started again since. Another
-    host's may be alive: such leftovers are removed only with ``older_than``, which must be longer
-    than any save or conversion takes. In a bucket that holds for all of them; a save to it that is
-    alive after all fails, for its claim is taken over first. In the folder of a manifest that
-    cannot be read, a newer release's perhaps, nothing is removed. Remains that a conversion could
-    resume from are removed too.
+    An owner is certainly *dead* if it ran on this system, whatever the host was called, and either
+    its lock is free or the system was started again since. An owner on another host may be alive:
+    its leftovers are removed only with ``older_than``, which must be longer than any save or
+    conversion takes. In a bucket this holds for all leftovers; a save there that is alive after all
+    fails, because its claim is taken over first. Where a manifest cannot be read, perhaps because a
+    newer release wrote it, nothing is removed. Remains that a conversion could resume from are
+    removed too.
 
     Args:
         path: a folder, ``memory://`` or a bucket, with the checkpoints below it; a path or URL as
@@ -49,11 +49,11 @@ def gc(
 
     Returns:
         Everything that was found, also what stays: place, owner, bytes, age, and whether it was
-        removed. ``bytes`` of buckets are at least these.
+        removed. In a bucket ``bytes`` is a lower bound.
 
     Raises:
         StorageError: the storage refused, or a save that was taken for a dead one has committed.
-        TypeError: ``older_than`` is no time.
+        TypeError: ``older_than`` is not a time.
         ValueError: ``older_than`` is negative.
 
     Example:

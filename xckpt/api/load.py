@@ -100,8 +100,8 @@ def load(
         like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
             device too), a jax.Array, a jax.ShapeDtypeStruct, a JAX sharding or PartitionSpec, a
             NumPy array, or any Python value. Only shape, dtype, device and sharding are read. An
-            object with a ``state_dict`` is not changed: in its place comes the loaded state dict,
-            which its ``load_state_dict`` takes. None loads everything in the saved containers, as
+            object with a ``state_dict`` is not changed: the loaded state dict comes back in its
+            place, for its ``load_state_dict``. None loads everything in the saved containers, as
             NumPy arrays or what ``framework`` says. A jax.ShapeDtypeStruct without a sharding goes
             whole to JAX's default device, with a warning over 1 GiB in all. A sharding takes the
             stored shape and dtype; a PartitionSpec is laid over the mesh of ``jax.set_mesh``.
@@ -288,7 +288,7 @@ def _check_load(path: object, report: object, flags: Mapping[str, object]) -> No
     """Refuse arguments of a load that make no sense, before anything is loaded.
 
     Raises:
-        TypeError: an argument makes none; it is named.
+        TypeError: an argument makes no sense; it is named.
     """
     check_path(path, "load(path, like)")
     check_flags("load", **flags)

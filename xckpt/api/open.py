@@ -17,10 +17,25 @@ def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
 
     Every format that `load` reads can be opened; `Checkpoint.format` says which one it is.
 
+    Args:
+        path: where it is; see `load`.
+        options: threads, memory, progress.
+
+    Returns:
+        A mapping from leaf names to stored arrays, which read slices, and to Python values. No
+        elements are read yet.
+
     Raises:
         NotACheckpointError: no committed checkpoint is at the path.
         ManifestError: the manifest cannot be trusted.
         TypeError: ``options`` are not `LoadOptions`.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://example-open", {"w": np.arange(6).reshape(3, 2), "step": 3})
+        >>> checkpoint = xckpt.open("memory://example-open")
+        >>> checkpoint["step"], checkpoint.array("w")[1:, 0]
+        (3, array([2, 4]))
     """
     check_path(path, "open(path)")
     options = checked_options(options, LoadOptions, "open")

@@ -13,7 +13,11 @@ from xckpt.options import LoadOptions, check_flags, checked_options, with_progre
 def exists(path: Path) -> bool:
     """Whether a committed checkpoint is at a path, of any format that `load` takes.
 
-    One of xckpt takes one small request; others are recognised by names and first bytes of files.
+    A checkpoint of xckpt is found by one small request; the others are recognised by the names and
+    first bytes of files.
+
+    Args:
+        path: a path or URL as for `load`.
 
     Raises:
         StorageError: the storage gives no answer.
@@ -38,9 +42,10 @@ def exists(path: Path) -> bool:
 def delete(path: Path, *, options: LoadOptions | None = None) -> None:
     """Delete a checkpoint: first its manifest, so that no half of it can be read, then the rest.
 
-    Files in the folder that are not the checkpoint's stay there. Of the other formats that `load`
-    takes, the checkpoint's files on a local file system go: a safetensors or torch.save file, an
-    index and the files that it names, a DCP folder's, or all of an Orbax step. Call it on one rank.
+    Files in the folder that are not the checkpoint's stay there. A checkpoint of another format
+    that `load` takes is deleted on a local file system: a safetensors or torch.save file, an index
+    and the files that it names, the files of a DCP folder, or all of an Orbax step. Call it on one
+    rank.
 
     Args:
         path: where it is, a path or URL as for `save`.
@@ -82,12 +87,12 @@ def copy(
 
     Within one local file system the files get a second name and no bytes are copied. Elsewhere
     objects pass through this process as they are, some at a time, in the memory of a load; their
-    digests are checked when they are read. Of the other formats that `load` takes, the
-    checkpoint's own files are copied, between local file systems.
+    digests are checked when they are read. A checkpoint of another format that `load` takes is
+    copied between local file systems.
 
     Args:
         source: where the checkpoint is, a path or URL as for `save`.
-        target: where the copy shall be.
+        target: where the copy goes.
         overwrite: replace a checkpoint there, as `save` does.
         options: memory, progress, retries.
 

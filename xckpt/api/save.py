@@ -137,9 +137,9 @@ def save_async(
     Args:
         path: see `save`.
         state: see `save`.
-        stager: makes the copy. By default a `BlockingAsyncStager` that all such saves share; what
-            memory it keeps between them the system may take back. Getting the memory makes the
-            first save slower than a copy, unless you prepare a stager of your own.
+        stager: makes the copy. By default a `BlockingAsyncStager` that all such saves share; the
+            system may take back the memory that it keeps between them. The first save is slower,
+            because it gets that memory, unless you prepare a stager of your own.
         overwrite: see `save`.
         base: see `save`.
         metadata: see `save`.
@@ -242,7 +242,7 @@ def raised_on_all_ranks(
 
 
 def found(find: GroupFinder, refuse: Callable[[Group, Exception], None] = _refuse) -> Group:
-    """The group of a call; if this rank's arguments make none, all ranks raise that.
+    """The group of a call; if this rank's arguments name no group, all ranks raise that.
 
     Raises:
         NoGroupError, TypeError, ValueError: see `find_group`.
@@ -267,7 +267,7 @@ def _checked(
     """The options of a save whose arguments make sense.
 
     Raises:
-        TypeError: an argument makes none; it is named.
+        TypeError: an argument makes no sense; it is named.
     """
     check_path(path, f"{call}(path, state)")
     check_base(base)
@@ -285,7 +285,7 @@ def check_path(path: object, call: str) -> None:
     """Refuse a first argument that is not a path.
 
     Raises:
-        TypeError: it is none; the message names ``call`` as it should be.
+        TypeError: it is not a path; the message shows how to call ``call``.
         StorageError: it is relative to a working folder that was deleted.
     """
     if not isinstance(path, str | os.PathLike):
@@ -306,7 +306,7 @@ def check_base(base: object) -> None:
     """Refuse a base that is not a path.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a path.
     """
     if base is not None and not isinstance(base, str | os.PathLike):
         raise TypeError(f"base= takes the path of a checkpoint, not {named(type(base).__name__)}")
@@ -323,7 +323,7 @@ def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], 
     """Refuse a planner of another kind.
 
     Raises:
-        TypeError: it is none of ``kind``; the message names ``call``.
+        TypeError: it is not a ``kind``; the message names ``call``.
     """
     if planner is not None and not isinstance(planner, kind):
         name = planner.__name__ if isinstance(planner, type) else named(type(planner).__name__)

@@ -18,7 +18,8 @@ def view(
 ) -> CheckpointView:
     """Look at a checkpoint: its tree, and how each leaf lies in shards and chunks, to scale.
 
-    Of the root of a run, its steps: metrics, bytes own and shared, which rule keeps each.
+    For the root of a run it shows the steps: their metrics, their own and shared bytes, and the
+    rule that keeps each.
 
     In a notebook the result shows itself. ``save`` writes one HTML file that needs nothing else,
     or the picture of one leaf as SVG or PNG.

@@ -250,7 +250,7 @@ def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box
 def verify(path: str, as_json: bool) -> None:
     """Read every chunk and check it against its digest.
 
-    Of another library's format all is read, which tells what its own checksums tell.
+    A checkpoint of another library is read whole, which shows what its own checksums show.
 
     Exit code 0: all is as it was saved. 1: something is damaged, and is named. 2: the checkpoint
     could not be checked, or parts of it cannot be read, and nothing else is damaged.

@@ -27,11 +27,11 @@ MARKS: Final = {"missing": "-", "added": "+"}
 def diff_command(
     context: click.Context, first: str, second: str, values: bool, as_json: bool
 ) -> None:
-    """Show in what the checkpoint SECOND differs from FIRST.
+    """Show how the checkpoint SECOND differs from FIRST.
 
     Compares the leaves' names, types, dtypes and shapes; with --values also what they hold, by
-    their digests where both have the same chunks, else by reading both. How leaves were sharded is
-    no difference. Exit code 0: they are equal. 1: they differ.
+    their digests where both have the same chunks, else by reading both. How leaves were sharded
+    does not count. Exit code 0: they are equal. 1: they differ.
     """
     import xckpt
 

@@ -61,8 +61,8 @@ def ls(
 ) -> None:
     """List the leaves of a checkpoint, or the steps of a run.
 
-    Of a leaf: name, dtype, shape, size. Of a run (a folder of steps): folder, time, size and
-    metrics of each, and the rules of the run that keep it; by number.
+    For each leaf: name, dtype, shape, size. For each step of a run (a folder of steps), by number:
+    folder, time, size, metrics, and the rules of the run that keep it.
 
     A PATTERN is a leaf's name, a container's for all below it, or has wildcards, as in
     "model/**/bias": * is any text without a /, ** any text, ? one character.

@@ -48,8 +48,8 @@ def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> No
 def delete_command(path: str, yes: bool, as_json: bool) -> None:
     """Delete the checkpoint at PATH, after asking.
 
-    What else is in the folder stays. Of another library's checkpoint its own files go; what is no
-    checkpoint is refused.
+    Other files in the folder stay. Of another library's checkpoint its own files are deleted; what
+    is not a checkpoint is refused.
     """
     import xckpt
     from xckpt.cli.report import checkpoint_report, holdings
@@ -107,9 +107,9 @@ def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool
     """Remove what killed saves have left below PATH.
 
     PATH is a folder of checkpoints, or a bucket. Lists everything that was found, with its size.
-    What belongs to a save that is alive stays, and so does what may be alive on another host,
-    unless --older-than says otherwise: choose a time that no save takes. All that lies in a bucket
-    may be alive: an overwrite there that takes longer may be committed without its chunks.
+    What a save that is alive has written stays. So does what may belong to a save on another host,
+    or in a bucket, unless --older-than says otherwise: choose a time longer than any save takes. A
+    save that is alive after all fails, and has to be made again.
     """
     import xckpt
     from xckpt.core.text.shown import readable_bytes

@@ -211,7 +211,7 @@ def checked_arguments(
     """The options of a conversion whose arguments make sense.
 
     Raises:
-        TypeError: an argument makes none; it is named.
+        TypeError: an argument makes no sense; it is named.
     """
     check_mapping(mapping, "convert")
     check_flags("convert", overwrite=overwrite, opaque=opaque, allow_lossy=allow_lossy)

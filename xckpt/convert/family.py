@@ -87,5 +87,5 @@ def _read_config(path: str | os.PathLike[str]) -> Document:
     except (OSError, ValueError, XckptError) as error:
         raise MappingError(f"{path} is not a model's configuration: {error}") from error
     if not isinstance(config, dict):
-        raise MappingError(f"{file_path} is not a model's configuration: it holds no object")
+        raise MappingError(f"{file_path} is not a model's configuration: it is not a JSON object")
     return config

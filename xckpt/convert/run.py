@@ -299,7 +299,7 @@ def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, Tenso
     if like is None:
         return None
     if mapping is None:
-        raise ValueError("like is the target of a mapping: give one")
+        raise ValueError("like= is the target of a mapping: give mapping= too")
     return tuple(specs_of(like).items())
 
 

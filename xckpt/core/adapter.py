@@ -81,7 +81,7 @@ class Adapter(Generic[Leaf]):
         Raises:
             UnsupportedLeafError: the framework cannot hold it; names the leaf.
         """
-        raise UnsupportedLeafError(f"{name}: give a target, for this framework makes none")
+        raise UnsupportedLeafError(f"{name}: this framework makes no targets; give one")
 
     def prepared(self, likes: Mapping[str, object], metadata: Metadata) -> Mapping[str, object]:
         """The targets of a load, by name; those that are only a sharding get the stored shape."""

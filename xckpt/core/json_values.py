@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
+from xckpt.core.names import is_utf8
 from xckpt.core.text.arguments import named
 from xckpt.errors import ManifestError
 
@@ -80,9 +81,7 @@ def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Ite
 
 
 def _string_problem(text: str, where: str) -> Iterator[str]:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if not is_utf8(text):
         yield f"{where}: {text[:40]!r} holds half a character (a lone surrogate)"
 
 

@@ -84,6 +84,20 @@ def is_name(text: str) -> bool:
     return _PLAIN.fullmatch(text) is not None or join_keys(split_name(text)) == text
 
 
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can carry a text: none of it is half a character (a lone surrogate).
+
+    Example:
+        >>> is_utf8("naïve 重み"), is_utf8("\\ud800")
+        (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def odd_names(texts: Iterable[str], deepest: int) -> list[str]:
     """The texts that are not leaf names, or names of that many containers or more.
 

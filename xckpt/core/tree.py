@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import ObjectState
-from xckpt.core.names import KeyPath, component, join_keys, key_of, split_name
+from xckpt.core.names import KeyPath, component, is_utf8, join_keys, key_of, split_name
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import named
 from xckpt.core.values import shown_value
@@ -140,11 +140,7 @@ def _key_problem(key: object) -> str:
         return f"is {named(type(key).__name__)}; use str or int keys"
     if isinstance(key, int):
         return "" if -(1 << 63) <= key < 1 << 63 else "does not fit 64 bits"
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        return "is not text that UTF-8 can carry"
-    return ""
+    return "" if is_utf8(key) else "is not text that UTF-8 can carry"
 
 
 def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> object:

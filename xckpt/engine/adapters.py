@@ -63,8 +63,11 @@ def register(adapter: Adapter[Any]) -> None:
 def unregister(adapter: Adapter[Any]) -> None:
     """Forget an adapter that was registered.
 
+    Args:
+        adapter: the same instance.
+
     Raises:
-        ValueError: it was not.
+        ValueError: it was not registered.
     """
     if adapter not in _REGISTERED:
         raise ValueError(f"{type(adapter).__name__} is not registered")

@@ -60,7 +60,7 @@ def find_group(
         raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
     if no_dist:
         if process_group is not None:
-            raise ValueError("no_dist=True is this process alone: give no group with it")
+            raise ValueError("no_dist=True means this process alone: give no group with it")
         return _alone(coordinator_rank)
     if isinstance(process_group, Group):
         if coordinator_rank not in (0, process_group.coordinator):

@@ -15,6 +15,7 @@ from pkgutil import resolve_name
 from typing import Final
 
 from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.text.printable import in_few
 from xckpt.errors import NotACheckpointError, PathError
 from xckpt.formats.orbax.tree import looks_like_orbax
 from xckpt.formats.sink import TensorSink
@@ -177,8 +178,7 @@ def _shown(path: FilePath) -> str:
     if not path.is_dir():
         return "neither a file nor a folder"
     names = sorted(entry.name for entry in path.iterdir())
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return (", ".join(names[:SHOWN]) or "an empty folder") + more
+    return in_few(names, SHOWN) or "an empty folder"
 
 
 def open_sink(
@@ -193,7 +193,7 @@ def open_sink(
 
     Raises:
         ValueError: there is no such format.
-        PathError: the name is that of another one's file.
+        PathError: the name has the ending of a format that is not written.
 
     Example:
         >>> open_sink("model.safetensors").path.name, open_sink("folder")
@@ -204,8 +204,8 @@ def open_sink(
         format = "safetensors"
     if format is None and name.endswith(UNWRITTEN):
         raise PathError(
-            f"{os.fspath(path)}: nothing of that ending can be written; name a *.safetensors file, "
-            f"or say which format it is to have: {', '.join(('xckpt', *SINKS))}"
+            f"{os.fspath(path)}: a file of that ending cannot be written; name a *.safetensors "
+            f"file, or give the format: {', '.join(('xckpt', *SINKS))}"
         )
     if format in (None, "xckpt"):
         return None

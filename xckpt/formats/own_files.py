@@ -106,7 +106,7 @@ def copy_files(
 
     Args:
         source: the files.
-        target: where the copy shall be.
+        target: where the copy goes.
         overwrite: whether the copy may replace another of its format.
         progress: called with the bytes of the files that are there.
 

@@ -133,7 +133,7 @@ def user_of(texts: Mapping[str, str]) -> JSONValue:
     """User metadata from texts by name; inverse of `metadata_texts`.
 
     Raises:
-        ManifestError: what stands under `USER` is no JSON.
+        ManifestError: what is under `USER` is not JSON.
 
     Example:
         >>> user_of({"by": "me"}), user_of({USER: "[1]"}), user_of({})
@@ -143,7 +143,7 @@ def user_of(texts: Mapping[str, str]) -> JSONValue:
         try:
             return json.loads(texts[USER])
         except (ValueError, RecursionError) as error:
-            raise ManifestError(f"its metadata {USER} are no JSON: {str(error)[:200]}") from error
+            raise ManifestError(f"its metadata {USER} are not JSON: {str(error)[:200]}") from error
     return dict(texts) or None
 
 

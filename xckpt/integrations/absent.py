@@ -6,7 +6,7 @@ from typing import Any
 
 
 def absent(package: str, error: ImportError) -> Any:
-    """A class for hooks to inherit from, that raises when it is made.
+    """A class for hooks to inherit from; to make an instance of it raises the error.
 
     Args:
         package: as pip knows it.

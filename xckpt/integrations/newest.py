@@ -28,10 +28,10 @@ T = TypeVar("T")
 def newest_good(paths: Iterable[str], load: Callable[[str], T]) -> T:
     """What is loaded from the first of several checkpoints that is not damaged.
 
-    On several ranks each has to give the same paths, and a load that fails on one to fail on all.
+    All ranks have to give the same paths, and a load that fails on one has to fail on all.
 
     Args:
-        paths: the newest first; no more are asked for than are tried.
+        paths: the newest first; an older one is asked for once the one before is damaged.
         load: called with a path.
 
     Raises:
@@ -106,7 +106,7 @@ def remove_outdated(paths: Sequence[str], limit: int | None, *kept: str | None) 
     Args:
         paths: local folders, the oldest first. The newest always stays.
         limit: how many may stay; None, or less than one, for all.
-        kept: others that stay: what was just saved, or is the best. None is none.
+        kept: others that stay, such as the best one; None is passed over.
 
     Example:
         >>> import numpy as np, xckpt

@@ -47,7 +47,7 @@ Folder = str | os.PathLike[str]
 
 
 class XckptHandler(AsyncCheckpointHandler):
-    """Saves and restores items for Orbax; `XckptSave` and `XckptRestore` name it, you need not."""
+    """Saves and restores items for Orbax, which finds it by `XckptSave` and `XckptRestore`."""
 
     async def async_save(self, directory: Folder, args: XckptSave) -> list[Any]:
         """Begin to save; Orbax calls it on every process, and waits for what it returns."""

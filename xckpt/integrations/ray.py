@@ -42,8 +42,8 @@ def report(
     Args:
         metrics: see ``ray.train.report``.
         state: see `xckpt.save`.
-        name: of the checkpoint's folder in the run's, such as ``"step-100"``; if that was reported
-            already, for the run went back behind it, ``-2`` or more is added.
+        name: of the checkpoint's folder in the run's folder, such as ``"step-100"``; if that was
+            reported already, because the run went back behind it, ``-2`` or more is added.
         options: see `xckpt.save`.
 
     Raises:

@@ -39,7 +39,7 @@ def check_mapping(mapping: object, call: str) -> None:
     """Refuse an argument of a call that is not a mapping.
 
     Raises:
-        TypeError: it is none, nor None.
+        TypeError: it is neither a mapping nor None.
     """
     if mapping is not None and not isinstance(mapping, LeafMapping):
         kind = type(mapping).__name__

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from xckpt.core.text.printable import in_few
 from xckpt.errors import MappingError
 from xckpt.mapping.pattern import Pattern, Value, skeleton
 from xckpt.mapping.rule import Rule
@@ -141,7 +142,7 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
         if key not in by_key
     ]
     if lacking:
-        problems.append(f"the source has no {', '.join(map(repr, lacking[:5]))}{_more(lacking)}")
+        problems.append(f"the source has no {in_few([*map(repr, lacking)])}")
     if problems:
         matches.problems += [f"rule {rule}: {problem}" for problem in problems]
         matches.failed.append(rule)
@@ -167,10 +168,6 @@ def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Itera
         )
         values = dict(zip(shared_names, shared, strict=True))
         yield RuleInstance(rule, values, stacked, sources)
-
-
-def _more(items: Sequence[object]) -> str:
-    return f" and {len(items) - 5} more" if len(items) > 5 else ""
 
 
 def _wanted(rule: Rule, keys: list[Key]) -> tuple[list[Key], list[str]]:

@@ -94,6 +94,14 @@ class ZarrStorageReader:
     Args:
         path: a local path, or a ``file://``, ``memory://``, ``s3://`` or ``gs://`` URL.
         options: threads, memory, progress.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://example-reader", {"w": np.arange(3.0)})
+        >>> state = {"w": np.zeros(3)}
+        >>> _ = xckpt.load_state_dict(state, ZarrStorageReader("memory://example-reader"))
+        >>> state
+        {'w': array([0., 1., 2.])}
     """
 
     source: ChunkSource

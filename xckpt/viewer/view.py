@@ -154,7 +154,7 @@ class CheckpointView:
             progress: called with the bytes that are compared.
 
         Raises:
-            NotACheckpointError: it is none.
+            NotACheckpointError: it is not a checkpoint.
             CorruptCheckpointError: a chunk that was compared is not what was saved.
         """
         opened = self._open(other)

@@ -65,7 +65,7 @@ def test_a_commit_that_may_come_yet_finds_its_data(
     if overwrite:
         xckpt.save(url, OLD)
     bucket.late[MANIFEST] = b""
-    with pytest.raises(xckpt.StorageError, match="may be committed yet"):
+    with pytest.raises(xckpt.StorageError, match="may still be committed"):
         xckpt.save(url, NEW, overwrite=overwrite)
     assert step_at(url) == 1 if overwrite else MANIFEST not in keys(url)
     # Its condition still holds: no other save has written the manifest.
@@ -80,7 +80,7 @@ def test_after_a_commit_that_never_came_others_save(
     if overwrite:
         xckpt.save(url, OLD)
     bucket.late[MANIFEST] = b""
-    with pytest.raises(xckpt.StorageError, match="may be committed yet"):
+    with pytest.raises(xckpt.StorageError, match="may still be committed"):
         xckpt.save(url, NEW, overwrite=overwrite)
     bucket.late.pop(MANIFEST)
     xckpt.save(url, OLD | {"step": 3}, overwrite=True)

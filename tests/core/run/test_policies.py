@@ -164,15 +164,15 @@ def test_a_signal_is_named_alone_or_among_others() -> None:
 @pytest.mark.parametrize(
     "make, error, words",
     [
-        (lambda: EverySteps(0), ValueError, r"EverySteps\(n\) takes a number from 1 on, got 0"),
+        (lambda: EverySteps(0), ValueError, r"EverySteps\(n\) must be at least 1, got 0"),
         (lambda: EverySteps(True), TypeError, "not a bool"),
         (lambda: Latest(-1), ValueError, "got -1"),
         (lambda: EveryMinutes(0), ValueError, "more than 0 minutes"),
         (lambda: EveryMinutes(10**400), ValueError, "a number that a float holds"),
-        (lambda: OnPreemption(None), ValueError, "None is none"),  # pyright: ignore[reportArgumentType]
-        (lambda: OnPreemption("TERM"), ValueError, "'TERM' is none"),
-        (lambda: OnPreemption(["SIGTERM", 0]), ValueError, "0 is none"),
-        (lambda: OnPreemption("SIGKILL"), ValueError, "no process can note SIGKILL"),
+        (lambda: OnPreemption(None), ValueError, "None is not one"),  # pyright: ignore[reportArgumentType]
+        (lambda: OnPreemption("TERM"), ValueError, "'TERM' is not one"),
+        (lambda: OnPreemption(["SIGTERM", 0]), ValueError, "0 is not one"),
+        (lambda: OnPreemption("SIGKILL"), ValueError, "no process can catch SIGKILL"),
         (lambda: EveryMinutes("5"), TypeError, "not a str"),  # pyright: ignore[reportArgumentType]
         (lambda: Best("loss", mode="low"), ValueError, "'min' or 'max'"),  # pyright: ignore[reportArgumentType]
     ],

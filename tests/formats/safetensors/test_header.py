@@ -83,7 +83,7 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "space first": (written(b" {}"), "not a JSON object"),
     "nested": (written(b'{"a":' * 100_000), "damaged"),
     "NaN": (written(b'{"w": NaN}'), "NaN is not a number"),
-    "a key twice": (written(b'{"w": 1, "w": 2}'), "'w' stands in it twice"),
+    "a key twice": (written(b'{"w": 1, "w": 2}'), "'w' is in it twice"),
     "a field twice": (written(b'{"w": {"dtype": "F32", "dtype": "F32"}}'), "twice"),
     "metadata of numbers": (written({"__metadata__": {"a": 1}}), "does not map names to texts"),
     "metadata that are none": (written({"__metadata__": "hello"}), "does not map"),

@@ -152,7 +152,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "a class": (pickled({"w": Evil()}), xckpt.UnsafePickleError, "posix.mkdir"),
         "a model": (pickled(torch.nn.Linear(1, 1)), xckpt.UnsafePickleError, "Linear"),
         "a set": (pickled({"w": {1}}), xckpt.ManifestError, "set"),
-        "truncated": (good[:-30], xckpt.CorruptCheckpointError, "no archive of torch.save"),
+        "truncated": (good[:-30], xckpt.CorruptCheckpointError, "not an archive of torch.save"),
         "a storage missing": (cut_in(good, "data/0"), xckpt.CorruptCheckpointError, "no data/0"),
         "no pickle": (cut_in(good, "data.pkl"), xckpt.CorruptCheckpointError, "without data.pkl"),
         "a key of floats": (pickled({1.5: torch.zeros(1)}), xckpt.UnsupportedLeafError, "float"),

@@ -115,7 +115,7 @@ class RunReading:
         policies = (policy for rules in self._saves.rules for policy in rules.keep)
         kept = [policy for policy in policies if isinstance(policy, Best)]
         if metric is None and not kept:
-            raise ValueError("name a metric: best(metric), for keep= has no Best")
+            raise ValueError("name a metric, best(metric): keep= has no Best")
         found = self._folder.look()
         wanted = Best(metric, 1, mode) if metric is not None else replace(kept[0], n=1)
         numbers = wanted(found)

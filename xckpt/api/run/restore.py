@@ -126,7 +126,7 @@ def first_good(
             continue
         if damaged:
             newer = "; ".join(passed_over(damaged))
-            text = f"{candidate.name} was restored, for newer ones are damaged: {newer}"
+            text = f"{candidate.name} was restored, because newer ones are damaged: {newer}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
         return candidate, state
     return None

@@ -131,7 +131,7 @@ class RunRoot:
             allowed = there == folder / name or may_write(there)
         if not allowed:
             raise StorageError(
-                f"{self.location}: no step can be saved, for this user may not write to {there}: "
+                f"{self.location}: no step can be saved: this user may not write to {there}: "
                 f"check its permissions, and whether it is mounted read only, or name another "
                 f"root; to restore steps, reading it is enough"
             )

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from xckpt.cli.render.tables import empty_table, escaped
 from xckpt.cli.report import counted
+from xckpt.core.text.printable import in_few
 from xckpt.mapping.infer.fold import without_numbers
 from xckpt.mapping.infer.infer import Inference
 from xckpt.mapping.mapping import LeafMapping
@@ -36,7 +37,7 @@ def made_table(leaves: Sequence[Mapping[str, Any]]) -> RenderableType:
         (
             leaf["name"],
             f"{leaf['dtype']}{leaf['shape']}",
-            _listed([source or "a constant" for source in leaf["sources"]]),
+            in_few([source or "a constant" for source in leaf["sources"]], SHOWN_NAMES),
             leaf["rule"],
         )
         for leaf in leaves
@@ -71,12 +72,7 @@ def _rule_cells(rule: Rule) -> tuple[str, str, str]:
 
 
 def _folded(names: Iterable[str]) -> str:
-    return _listed(list(dict.fromkeys(map(without_numbers, names))))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f", and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
+    return in_few(list(dict.fromkeys(map(without_numbers, names))), SHOWN_NAMES)
 
 
 def _counted(

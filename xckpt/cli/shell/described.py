@@ -77,11 +77,11 @@ def exit_codes() -> tuple[tuple[str, str], ...]:
 def environment() -> tuple[tuple[str, str], ...]:
     """Variable -> what it changes."""
     return (
-        ("NO_COLOR", "Where it is set and not empty, nothing is coloured."),
+        ("NO_COLOR", "If it is set and not empty, nothing is coloured."),
         ("XCKPT_RETRIES", "How often a bucket is asked again after a failure; 16."),
         ("XCKPT_TIMEOUT", "Seconds that a call may wait for the storage; no limit."),
         ("XCKPT_REQUEST_TIMEOUT", "Seconds without an answer after which a bucket is dead; 60."),
-        ("XCKPT_CONCURRENCY", "Requests that are under way at a time; 32."),
+        ("XCKPT_CONCURRENCY", "Requests that are under way at a time; 128 for a bucket."),
         ("AWS_ENDPOINT_URL", "The server of s3:// URLs, if it is not Amazon's."),
         ("AWS_REGION", "The region of s3:// URLs."),
         ("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY", "Credentials of s3:// URLs."),

@@ -296,7 +296,7 @@ def parse(data: bytes, digest: Digest, memory_bytes: int | None = None) -> Manif
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"the manifest is {len(data):,} bytes long; at most {MAX_BYTES:,}")
-    head = decode(data, _Head, "the manifest is truncated or no manifest at all", RESTORE)
+    head = decode(data, _Head, "the manifest is truncated, or it is not a manifest", RESTORE)
     if head.format != FORMAT:
         raise ManifestError(f"the manifest's format is {head.format[:40]!r}, not {FORMAT!r}")
     if head.version > VERSION:

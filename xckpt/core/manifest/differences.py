@@ -4,7 +4,7 @@
    only one has, then those that are of another type, dtype or shape.
 2. Containers are compared by their kind, where both have them or one is more than a plain dict.
 
-How a leaf was sharded or cut into chunks is no difference.
+How a leaf was sharded or cut into chunks does not count.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def _leaf_problems(leaf: Entry, known: _Known) -> Iterator[str]:
         if not (0 <= leaf.size <= MAX_TENSOR_BYTES and 1 <= leaf.chunk <= MAX_CHUNK_BYTES):
             yield f"{leaf.size} bytes in chunks of {leaf.chunk}"
         if leaf.type != "opaque" and leaf.type not in KINDS:
-            yield f"the type {leaf.type[:40]!r} is none of the format's"
+            yield f"the type {leaf.type[:40]!r} is not one of the format's"
     else:
         try:
             decode_value(leaf.type, leaf.value)

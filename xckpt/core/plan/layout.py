@@ -36,6 +36,7 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LeafTable
+from xckpt.core.text.printable import in_few
 
 SMALLEST_SHARE = 1 << 20
 """Chunks are not made smaller than this (bytes) for the sake of sharing replicas."""
@@ -288,7 +289,5 @@ def _bounds(sizes: Int64s, unit: Int64s, most: int) -> tuple[Int64s, Int64s]:
 
 def _some_ranks(ranks: Int64s) -> str:
     """Ranks in words, at most eight."""
-    distinct = np.unique(ranks).tolist()
-    shown = ", ".join(str(rank) for rank in distinct[:8])
-    more = f" and {len(distinct) - 8} more" if len(distinct) > 8 else ""
-    return f"rank {shown}" if len(distinct) == 1 else f"ranks {shown}{more}"
+    distinct = [*map(str, np.unique(ranks).tolist())]
+    return f"{'rank' if len(distinct) == 1 else 'ranks'} {in_few(distinct, 8)}"

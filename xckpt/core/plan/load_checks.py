@@ -106,7 +106,7 @@ def _source_problem(item: ReadItem, arrays: Sequence[Box]) -> str:
     try:
         box = Box(tuple(start), tuple(lengths)).shifted(array.offsets)
     except (TypeError, ValueError) as error:
-        return f"no range of its array: {error}"
+        return f"what is not a range of its array: {error}"
     fits = min(lengths, default=1) > 0 and array.holds(box)
     return "" if fits else f"{box}, which is not in {array}"
 

@@ -59,7 +59,7 @@ def mismatch(
         >>> missing = Problem("module.w", kind=MISSING, text="wanted, but not in the checkpoint")
         >>> extra = Problem("w", kind=UNEXPECTED, text="in the checkpoint, but not wanted")
         >>> print(mismatch([missing, extra]))
-        the target does not fit the checkpoint: 1 leaf wanted but not in the checkpoint, 1 leaf in the checkpoint but not wanted (strict=False loads what both have; missing= and unexpected= rule one side each)
+        the target does not fit the checkpoint: 1 leaf wanted but not in the checkpoint, 1 leaf in the checkpoint but not wanted (strict=False loads what both have; missing= and unexpected= are for one side each)
           1 name in the target begins with 'module.' and is in the checkpoint without it: save and load model.module of a DistributedDataParallel
           - module.w: wanted, but not in the checkpoint
           - w: in the checkpoint, but not wanted
@@ -89,7 +89,7 @@ def _advice(missing: bool, unexpected: bool, mapped: bool) -> str:
         'unexpected="ignore" or strict=False loads without them, at= or select= a part'
     """
     if missing and unexpected:
-        return "strict=False loads what both have; missing= and unexpected= rule one side each"
+        return "strict=False loads what both have; missing= and unexpected= are for one side each"
     if missing:
         return 'missing="ignore" or strict=False keeps them as they are in the target'
     if unexpected:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.targets.numbers import NumberTarget
-from xckpt.core.text.printable import printable
+from xckpt.core.text.printable import in_few
 from xckpt.errors import SHOWN_PROBLEMS
 
 Severity = Literal["error", "warn", "ignore"]
@@ -136,6 +136,4 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(printable(name) or "the root" for name in names[:SHOWN_PROBLEMS])
-    more = len(names) - SHOWN_PROBLEMS
-    return f"{shown} and {more:,} more" if more > 0 else shown
+    return in_few([name or "the root" for name in names], SHOWN_PROBLEMS)

@@ -84,7 +84,7 @@ def resolved(planner: SavePlanner, item: WriteItem) -> NDArray[np.generic]:
     """The tensor that a planner has for an item, on the host.
 
     Raises:
-        PlanError: it is none.
+        PlanError: it is not a tensor.
     """
     data, adapters = planner.resolve_data(item), planner.adapters
     is_tensor = issubclass(type(data), np.ndarray) or adapters.is_leaf(data)

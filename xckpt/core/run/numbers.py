@@ -46,32 +46,34 @@ def checked_step(step: object) -> int:
 
 
 def count_of(what: str, n: object) -> int:
-    """A number of steps, from 1 on; ``what`` says which.
+    """A number of steps, at least 1; ``what`` names the policy.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError: it is not an int.
+        ValueError: it is less than 1.
     """
     try:
         count = whole(n)
     except TypeError:
         raise TypeError(f"{what} takes a number of steps, not {named(type(n).__name__)}") from None
     if count < 1:
-        raise ValueError(f"{what} takes a number from 1 on, got {n}")
+        raise ValueError(f"{what} must be at least 1, got {n}")
     return count
 
 
-def minutes_of(what: str, m: object) -> float:
-    """A number of minutes, more than 0; ``what`` says which.
+def minutes_of(m: object) -> float:
+    """The minutes of `EveryMinutes(m)`, more than 0.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError: it is not a number.
+        ValueError: it is 0 or less, or more than a float holds.
     """
     if not isinstance(m, SupportsFloat) or isinstance(m, bool):
-        raise TypeError(f"{what} takes a number of minutes, not {named(type(m).__name__)}")
+        raise TypeError(f"EveryMinutes(m) takes minutes, not {named(type(m).__name__)}")
     try:
         minutes = float(m)
     except OverflowError:
-        raise ValueError(f"{what} takes a number that a float holds") from None
+        raise ValueError("EveryMinutes(m) takes a number that a float holds") from None
     if not minutes > 0:
-        raise ValueError(f"{what} takes more than 0 minutes, got {m}")
+        raise ValueError(f"EveryMinutes(m) takes more than 0 minutes, got {m}")
     return m if isinstance(m, int) else minutes

@@ -9,18 +9,17 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import Literal, TypeAlias, cast, overload
 
+from xckpt.core.names import is_utf8
 from xckpt.core.run.numbers import count_of, minutes_of, whole
 from xckpt.core.run.record import StepRecord
 from xckpt.core.run.signals import signals_named
 
-HALVES = re.compile("[\ud800-\udfff]")
 """Halves of characters, which no manifest holds."""
 SECONDS = 60.0
 """Of a minute."""
@@ -103,7 +102,7 @@ class EveryMinutes:
     m: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "m", minutes_of("EveryMinutes(m)", self.m))
+        object.__setattr__(self, "m", minutes_of(self.m))
 
     @overload
     def __call__(self, asked: Moment, /) -> bool: ...
@@ -250,7 +249,7 @@ class Best:
         object.__setattr__(self, "n", count_of("Best(metric, n)", self.n))
         if not isinstance(self.metric, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Best(metric) takes a metric's name, not {self.metric!r}")
-        if HALVES.search(self.metric):  # the rule is stored with each step
+        if not is_utf8(self.metric):  # the rule is stored with each step
             raise ValueError(
                 f"Best(metric) takes a metric's name; {self.metric!r} holds half a character "
                 f"(a lone surrogate)"

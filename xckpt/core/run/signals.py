@@ -10,7 +10,7 @@ def signals_named(given: str | int | Collection[str | int]) -> frozenset[signal.
     """Signals by their names or numbers, one or several.
 
     Raises:
-        ValueError: some are none, or cannot be noted.
+        ValueError: some are not signals, or cannot be caught.
 
     Example:
         >>> signals_named("SIGTERM") == signals_named([signal.SIGTERM, 15])
@@ -24,7 +24,7 @@ def signal_named(given: str | int) -> signal.Signals:
     """A signal by its name or number.
 
     Raises:
-        ValueError: there is none, or it cannot be noted.
+        ValueError: there is no such signal, or it cannot be caught.
 
     Example:
         >>> signal_named("SIGUSR1") is signal_named(signal.SIGUSR1)
@@ -33,7 +33,7 @@ def signal_named(given: str | int) -> signal.Signals:
     try:
         found = signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError):
-        raise ValueError(f"OnPreemption(signals=) takes signals; {given!r} is none") from None
+        raise ValueError(f"OnPreemption(signals=) takes signals; {given!r} is not one") from None
     if found in (signal.SIGKILL, signal.SIGSTOP):
-        raise ValueError(f"OnPreemption(signals=): no process can note {found.name}")
+        raise ValueError(f"OnPreemption(signals=): no process can catch {found.name}")
     return found

@@ -66,7 +66,7 @@ def save_policies(name: str, given: object) -> tuple[SavePolicy, ...]:
     """The save policies of an argument, one or several.
 
     Raises:
-        TypeError: some are none.
+        TypeError: some are not save policies.
 
     Example:
         >>> save_policies("save=", Latest(3))
@@ -80,7 +80,7 @@ def keep_policies(name: str, given: object) -> tuple[KeepPolicy, ...]:
     """The keep policies of an argument, one or several.
 
     Raises:
-        TypeError: some are none.
+        TypeError: some are not keep policies.
     """
     others = (FirstStep, OnPreemption, WhenIdle)
     return _checked(f"{name} takes policies that say what to keep", given, others)

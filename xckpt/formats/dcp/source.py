@@ -195,7 +195,7 @@ def _object(folder: FilePath, where: Where, opaque: bool, memory: Allowance) -> 
         if opaque:
             return Opaque(partial(_content, folder, where), reason)
         raise UnsupportedLeafError(
-            f"no plain value: {reason}; opaque=True keeps its bytes as they are"
+            f"not a plain value: {reason}; opaque=True keeps its bytes as they are"
         ) from error
     return value
 

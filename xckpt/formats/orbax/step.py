@@ -139,5 +139,5 @@ def _items(step: FilePath, tree: FilePath, memory: Allowance) -> Iterator[tuple[
 
 
 def _json_file(folder: FilePath) -> FilePath | None:
-    """The file of an item of JSON; None if the folder is none."""
+    """The file of an item of JSON; None if the folder is not such an item."""
     return next((folder / name for name in JSON_FILES if (folder / name).is_file()), None)

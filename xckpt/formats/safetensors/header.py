@@ -25,6 +25,7 @@ import msgspec
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.rules import shape_fault
+from xckpt.core.names import is_utf8
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
@@ -111,11 +112,11 @@ def header_length(first: bytes, file_size: int) -> int:
         ManifestError: there is no such header in a file of that size.
     """
     if len(first) < 8 or file_size < 8:
-        raise ManifestError(f"no safetensors file: it has only {file_size:,} bytes")
+        raise ManifestError(f"not a safetensors file: it has only {file_size:,} bytes")
     (length,) = struct.unpack("<Q", first[:8])
     if length > MAX_HEADER_BYTES:
         raise ManifestError(
-            f"no safetensors file: its header would have {length:,} bytes, at most "
+            f"not a safetensors file: its header would have {length:,} bytes, at most "
             f"{MAX_HEADER_BYTES:,} are read"
         )
     if 8 + length > file_size:
@@ -213,7 +214,7 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     if len(unique) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {twice[:200]!r} stands in it twice")
+        raise ValueError(f"the key {twice[:200]!r} is in it twice")
     return unique
 
 
@@ -234,7 +235,7 @@ def _name_problems(names: Iterable[str]) -> list[str]:
     return [
         f"{name!a}: a name with half a character (a lone surrogate)"
         for name in names
-        if any("\ud800" <= character <= "\udfff" for character in name)
+        if not is_utf8(name)
     ]
 
 

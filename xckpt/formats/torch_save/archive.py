@@ -132,7 +132,7 @@ def value_in(content: bytes) -> object:
             [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             pickled = archive.read(name)
     except (zipfile.BadZipFile, ValueError) as error:
-        raise CorruptCheckpointError(f"no archive of torch.save: {error}") from error
+        raise CorruptCheckpointError(f"not an archive of torch.save: {error}") from error
     return read_value(pickled, _no_storage)
 
 
@@ -207,8 +207,8 @@ def stated_length(file: RangeFile) -> int:
     at = tail.rfind(b"PK\5\6")
     if at < 0 or len(tail) < at + _END.size:
         raise CorruptCheckpointError(
-            f"{file.path} does not end as an archive of torch.save does: it is truncated, or no "
-            f"archive"
+            f"{file.path} does not end as an archive of torch.save does: it is truncated, or not "
+            f"an archive"
         )
     _, size, offset = _END.unpack_from(tail, at)
     locator, record = at - _END64_LOCATOR.size, tail.rfind(b"PK\6\6", 0, at)
@@ -229,7 +229,7 @@ def _records(view: _FileRange, memory: Allowance) -> dict[str, tuple[int, int]]:
                 "stored as safetensors, which torch's own reader does not read from here either; "
                 "save it again with SerializationFormat.TORCH_SAVE"
             ) from error
-        raise CorruptCheckpointError(f"no archive of torch.save ({error})") from error
+        raise CorruptCheckpointError(f"not an archive of torch.save ({error})") from error
     root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
     if root is None:
         raise CorruptCheckpointError("an archive without data.pkl")

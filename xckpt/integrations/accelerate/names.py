@@ -65,7 +65,7 @@ def _named(accelerator: Any, number: object) -> str:
     """
     if not accelerator.project_configuration.automatic_checkpoint_naming:
         raise ValueError(
-            "give a path, or have ProjectConfiguration(automatic_checkpoint_naming=True)"
+            "give a path, or set ProjectConfiguration(automatic_checkpoint_naming=True)"
         )
     return os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{number}")
 

@@ -79,7 +79,7 @@ class XckptCheckpointIO(CheckpointIO):
             TypeError: there are ``storage_options``.
         """
         if storage_options is not None:
-            raise TypeError("storage_options are not taken: give XckptCheckpointIO options")
+            raise TypeError("give options= to XckptCheckpointIO, not storage_options")
         self._settle()
         if self.alone and os.path.isfile(path) and exists(path):
             # Lightning's own, of torch.save, where the run began without xckpt. Under such a name

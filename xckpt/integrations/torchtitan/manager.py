@@ -64,7 +64,7 @@ class XckptManager(BaseCheckpointManager):
         if not self.enable:
             return
         if config.last_save_in_hf or config.initial_load_in_hf:
-            raise ValueError("XckptManager has no in_hf: xckpt.convert writes and reads it")
+            raise ValueError("last_save_in_hf, initial_load_in_hf: use xckpt.convert instead")
         self._config = config
         excluded, options = config.exclude_from_loading, self.load_options
         self._state = TrainerState(model_parts, states, others, excluded, options)

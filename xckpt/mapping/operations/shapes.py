@@ -127,9 +127,9 @@ class Rearrange(TensorOperation, frozen=True):
         names = [list(chain.from_iterable(side)) for side in (before, after)]
         for side in names:
             if twice := {n for n in side if side.count(n) > 1}:
-                raise ValueError(f"{', '.join(sorted(twice))} stands twice on one side")
+                raise ValueError(f"{', '.join(sorted(twice))} is twice on one side")
         if odd := set(names[0]) ^ set(names[1]):
-            raise ValueError(f"{', '.join(sorted(odd))} stands on one side only")
+            raise ValueError(f"{', '.join(sorted(odd))} is on one side only")
         if strange := set(self.sizes) - set(names[0]):
             raise ValueError(f"a size is stated for {', '.join(sorted(strange))}, which it lacks")
         if wrong := {n: size for n, size in self.sizes.items() if size < 1}:

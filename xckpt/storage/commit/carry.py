@@ -31,7 +31,7 @@ from pathlib import Path
 from xckpt.core.manifest.codec import MAX_BYTES, parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import BY_SHAPE, GENERATIONS, MANIFEST, OwnKeys
-from xckpt.core.text.printable import printable
+from xckpt.core.text.printable import in_few
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
@@ -39,8 +39,6 @@ from xckpt.storage.chunks.file_checks import file_content
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.leftovers import remove_tree
 
-SHOWN = 5
-"""Most names of files that a message lists."""
 _TRIAL = ".carried"
 """Folder in the staging folder, for trial links."""
 
@@ -142,7 +140,7 @@ def carry(old: Path, new: Path) -> None:
             clashing.append(key)
     if clashing:
         raise CheckpointExistsError(
-            f"{old} holds files of the names that the new checkpoint needs: {_some(clashing)}; "
+            f"{old} holds files of the names that the new checkpoint needs: {in_few(clashing)}; "
             f"nothing there was touched: move them away, or save elsewhere"
         )
     with contextlib.suppress(FileNotFoundError):  # it was removed just now
@@ -203,7 +201,7 @@ def _keep(old: Path, new: Path, kept: list[str]) -> None:
     place = new.with_name(f"{new.name}.kept-{identity}")
     os.rename(old, place)
     warnings.warn(
-        f"{new}: while it was overwritten, files in it changed: {printable(_some(kept))}; "
+        f"{new}: while it was overwritten, files in it changed: {in_few(kept)}; "
         f"their old contents are kept in {place}",
         stacklevel=2,
     )
@@ -263,8 +261,3 @@ def _same(one: Path, other: Path) -> bool:
         return os.path.samestat(a, b) or (plain and filecmp.cmp(one, other, shallow=False))
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def _some(keys: list[str]) -> str:
-    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
-    return f"{', '.join(keys[:SHOWN])}{more}"

@@ -141,8 +141,8 @@ class KeyStaging:
                 return
             raise StorageError(
                 f"{self.target}: the storage did not say whether it wrote the manifest ({error}); "
-                f"this save may be committed yet, so what it wrote is left: load it, or save again "
-                f"with overwrite=True"
+                f"this save may still be committed, so what it wrote stays: load it, or save "
+                f"again with overwrite=True"
             ) from error
         self.sent = False
         raise came_first(store, self.target, self.old)

@@ -72,7 +72,12 @@ def uninstall() -> None:
 def installed(
     *, options: SaveOptions | None = None, load_options: LoadOptions | None = None
 ) -> Iterator[None]:
-    """`install` for a block; what was there before comes back."""
+    """`install` for a block; what was there before comes back.
+
+    Args:
+        options: for each save.
+        load_options: for each load.
+    """
     before = savers._storage_setup, loaders._storage_setup
     install(options=options, load_options=load_options)
     try:
