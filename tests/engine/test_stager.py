@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +18,10 @@ from numpy.typing import NDArray
 
 import xckpt
 from tests.support.examples import examples
+from tests.support.schedules import at_once
 from tests.support.sharded_arrays import Sharded, cut
 from xckpt.core.leaf import HostSource, RemotePart
-from xckpt.engine import host_copy
+from xckpt.engine import background, host_copy
 from xckpt.engine.fresh_memory import CACHE_LINE, fresh
 from xckpt.engine.host_copy import HostCopies
 from xckpt.errors import UnsupportedLeafError
@@ -267,6 +270,32 @@ def test_cached_memory_waits_for_the_save_that_uses_it() -> None:
     saving.set_exception(OSError("even if the save has failed"))
     thread.join(10)
     assert not thread.is_alive() and staged.all()
+
+
+def test_saves_of_two_threads_share_a_stager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second one overwrites the memory of which the first has not yet told its save."""
+    lend, gate = BlockingAsyncStager.lend, threading.Barrier(2)
+
+    def slowly(stager: BlockingAsyncStager, until: Future[Any]) -> None:
+        time.sleep(0.3)
+        lend(stager, until)
+
+    def begun_at_once(group: object) -> None:
+        time.sleep(gate.wait() * 0.1)
+
+    monkeypatch.setattr(BlockingAsyncStager, "lend", slowly)
+    monkeypatch.setattr(background, "settle", begun_at_once)
+    stager = BlockingAsyncStager(cache_staged_state_dict=True)
+
+    def save(number: int) -> None:
+        state = {"w": np.full(1000, number)}
+        xckpt.save_async(tmp_path / str(number), state, stager=stager).result()
+
+    at_once(lambda: save(1), lambda: save(2))
+    for number in (1, 2):
+        assert (xckpt.load(tmp_path / str(number))["w"] == number).all()
 
 
 def test_prepared_memory_is_what_the_first_stage_takes() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,31 @@ def test_it_is_compared_by_reading(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "others", {**STATE, "b": np.arange(1, 6, dtype=np.int16)})
     [difference] = xckpt.diff(tmp_path / "others", tmp_path / "theirs", values=True)
     assert difference.name == "b" and difference.kind == "content"
+
+
+def test_what_is_being_read_stays_open_until_it_is_read(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the number of its descriptor may be another file's by then, whose bytes are taken."""
+    checkpoint = xckpt.open(path)
+    name, expected = ("b", STATE["b"]) if "b" in checkpoint else ("", STATE["b"])
+    (tmp_path / "other").write_bytes(bytes(1 << 12))
+    begun, goes_on, read = threading.Event(), threading.Event(), os.preadv
+
+    def slowly(descriptor: int, *about: Any) -> int:
+        begun.set()
+        goes_on.wait()
+        return read(descriptor, *about)
+
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(checkpoint.array(name)[...]))
+    monkeypatch.setattr(os, "preadv", slowly)
+    thread.start()
+    begun.wait(1)  # TensorStore reads what Orbax has saved
+    checkpoint.close()
+    others = [os.open(tmp_path / "other", os.O_RDONLY) for _ in range(8)]
+    goes_on.set()
+    thread.join()
+    for each in others:
+        os.close(each)
+    np.testing.assert_array_equal(found[0], expected)

@@ -11,6 +11,7 @@ The promises are those of docs/runs.md:
 from __future__ import annotations
 
 import itertools
+import threading
 import warnings
 from typing import Any
 
@@ -160,3 +161,30 @@ def test_a_manager_that_deletes_too_early_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(RunSaves, "begin", early)
     with pytest.raises(AssertionError, match="before they had a successor"):
         runs_on([Latest(1)], ["save", "save"])
+
+
+def test_a_failure_for_which_two_threads_wait_is_raised_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, goes_on = Run([Latest(1)]).manager, threading.Event()
+    raised: list[xckpt.StorageError] = []
+
+    def fail(*arguments: object) -> object:
+        goes_on.wait(30)
+        raise xckpt.StorageError("no room")
+
+    def wait() -> None:
+        try:
+            run.wait()
+        except xckpt.StorageError as error:
+            raised.append(error)
+
+    monkeypatch.setattr(ZarrStorageWriter, "write_data", fail)
+    run.save(0, {"w": np.zeros(3)})
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    threading.Timer(0.1, goes_on.set).start()  # when both wait
+    for thread in threads:
+        thread.join()
+    assert [str(each).partition("\n")[0] for each in raised] == ["no room"]

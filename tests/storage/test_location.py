@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 import xckpt
+from tests.support.schedules import at_once
+from xckpt.storage import location
 from xckpt.storage.location import Location
 
 
@@ -187,3 +194,20 @@ def test_names_that_the_locale_cannot_spell_are_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ASCII, str(tmp_path)]
     subprocess.run(command, env={**os.environ, **says}, check=True, timeout=60)
     assert os.listdir(tmp_path) == ["plain"]
+
+
+def test_the_first_calls_of_two_threads_share_what_is_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else one of them saves to a memory that no later call sees, or takes its save for lost."""
+    make = ts.Context
+
+    def slowly(*about: Any) -> ts.Context:
+        time.sleep(0.1)
+        return make(*about)
+
+    for name in ("_base", "_context"):  # as in a new process
+        monkeypatch.setattr(location, name, functools.cache(getattr(location, name).__wrapped__))
+    monkeypatch.setattr(ts, "Context", slowly)
+    at_once(*(partial(xckpt.save, f"memory://first/{n}", {"n": n}) for n in range(2)))
+    assert [xckpt.load(f"memory://first/{n}") for n in range(2)] == [{"n": 0}, {"n": 1}]

@@ -238,9 +238,12 @@ def _stage(stager: AsyncStager, state: State, until: Future[Metadata]) -> Future
     """
     copied: Future[State] = Future()
     try:
-        staged = stager.stage(state)
         if isinstance(stager, BlockingAsyncStager):
-            stager.lend(until)
+            with stager.turn:
+                staged = stager.stage(state)
+                stager.lend(until)
+        else:
+            staged = stager.stage(state)
         if isinstance(staged, Future):
             copied = cast("Future[State]", staged)
         else:

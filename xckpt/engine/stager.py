@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
@@ -129,6 +130,8 @@ class BlockingAsyncStager(AsyncStager):
                 "pinned memory was asked for, but no framework that is imported has an accelerator "
                 "here; leave pin_memory out"
             )
+        self.turn = threading.RLock()
+        """Held from `stage` until the memory is lent to the save: threads may share a stager."""
         self._copies = HostCopies(self._new, keep=cache_staged_state_dict)
         self._in_use: Future[Any] | None = None
 
@@ -140,8 +143,11 @@ class BlockingAsyncStager(AsyncStager):
         Raises:
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
         """
-        self._wait_until_free()
-        adapters = loaded_adapters()
+        with self.turn:
+            self._wait_until_free()
+            return self._staged(state_dict, loaded_adapters())
+
+    def _staged(self, state_dict: object, adapters: Adapters) -> object:
         flat, copyables = self._look(state_dict, adapters)
 
         def build(copies: list[NDArray[np.generic]]) -> object:
@@ -174,9 +180,10 @@ class BlockingAsyncStager(AsyncStager):
         """
         if not self.cache_staged_state_dict:
             raise ValueError("prepare is for BlockingAsyncStager(cache_staged_state_dict=True)")
-        self._wait_until_free()
-        _, copyables = self._look(state_dict, loaded_adapters())
-        self._copies.prepare(_parts(copyables))
+        with self.turn:
+            self._wait_until_free()
+            _, copyables = self._look(state_dict, loaded_adapters())
+            self._copies.prepare(_parts(copyables))
 
     def lend(self, until: Future[Any]) -> None:
         """Keep cached memory as it is until a future is done: a save reads what is in it."""

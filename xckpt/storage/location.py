@@ -17,6 +17,7 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
 """Delays between two tries. TensorStore's defaults wait 15 minutes for a dead endpoint."""
 REQUESTS: Final = 128
 """Concurrent requests in a bucket; TensorStore's own 32 take 2.5 times as long at 30 ms each."""
+_STARTING: Final = threading.Lock()  # else two first contexts would have a ``memory://`` each
 _STALL: Final = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
 """Seconds without a byte after which curl gives up a request; read once in a process."""
 
@@ -170,8 +172,7 @@ class Location:
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
             if endpoint:
                 spec["endpoint"] = endpoint
-            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-            if region:
+            if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
                 spec["aws_region"] = region
         return spec
 
@@ -187,10 +188,9 @@ class Location:
 
 def _is_utf8(path: str) -> bool:
     """Whether Python and TensorStore encode a path to the same bytes."""
-    try:
+    with contextlib.suppress(UnicodeEncodeError):
         return os.fsencode(path) == path.encode()
-    except UnicodeEncodeError:
-        return False
+    return False
 
 
 def context(access: Access | None = None) -> ts.Context:
@@ -206,7 +206,8 @@ def context(access: Access | None = None) -> ts.Context:
     access = access or Access()
     if access.request_timeout != REQUEST_SECONDS:
         os.environ.setdefault(_STALL, str(math.ceil(access.request_timeout)))
-    return _context(access.retries, access.concurrency)
+    with _STARTING:
+        return _context(access.retries, access.concurrency)
 
 
 @functools.cache
@@ -259,11 +260,10 @@ _forked = False
 
 def _note_fork() -> None:
     global _forked
-    _forked = _base.cache_info().currsize > 0
+    _forked = _base.cache_info().currsize > 0 or _STARTING.locked()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def check_process() -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -229,7 +230,7 @@ def _record(number: int, name: str, manifest: bytes, memory_bytes: int) -> StepR
 class Remover:
     """Deletes steps of a root in the background, one after the other.
 
-    Each is hidden at once, however long those before it take.
+    Each is hidden at once, however long those before it take. Calls from several threads are fine.
 
     Args:
         root: where they are.
@@ -244,18 +245,22 @@ class Remover:
         self._tasks: dict[Future[None], str] = {}
         self._left: list[Hidden] = []
         """What could not be deleted yet."""
+        self._lock = threading.Lock()
+        """Held while `_tasks` or `_left` is looked at or changed."""
         self.gone: set[str] = set()
         """Folder names of the steps that were deleted or hidden."""
 
     @property
     def names(self) -> set[str]:
         """Folder names of the steps that are still to be deleted."""
-        return {name for task, name in self._tasks.items() if not task.done()}
+        with self._lock:
+            return {name for task, name in self._tasks.items() if not task.done()}
 
     def remove(self, name: str) -> Future[None]:
         """Delete the step of a folder name; faults are logged and raised by the future."""
         check_process()
-        left, self._left = self._left, []
+        with self._lock:
+            left, self._left = self._left, []
         for hidden in left:
             self.run(partial(self._sweep, hidden))
         self.gone.discard(name)
@@ -265,20 +270,24 @@ class Remover:
     def run(self, task: Callable[[], object], name: str = "") -> Future[None]:
         """Run any other task in that thread."""
         check_process()  # the threads are not in a forked child
-        self._tasks = {task: name for task, name in self._tasks.items() if not task.done()}
-        future = self._threads.submit(_done, task)
-        self._tasks[future] = name
+        with self._lock:
+            self._tasks = {task: name for task, name in self._tasks.items() if not task.done()}
+            future = self._threads.submit(_done, task)
+            self._tasks[future] = name
         return future
 
     def finish(self, name: str) -> None:
         """Return when the step of a folder name is no longer being deleted."""
-        self._wait(task for task, each in self._tasks.items() if each == name)
+        self._wait(lambda each: each == name)
 
     def wait(self) -> None:
         """Return when all is deleted, or could not be; the rate is lifted meanwhile."""
-        self._wait(self._tasks)
+        self._wait(lambda each: True)
 
-    def _wait(self, tasks: Iterable[Future[None]]) -> None:
+    def _wait(self, concerns: Callable[[str], bool]) -> None:
+        """Wait for the deletions of some names."""
+        with self._lock:
+            tasks = [task for task, name in self._tasks.items() if concerns(name)]
         waiting = [task for task in tasks if not task.done()]
         if waiting:
             check_process()  # in a forked child none of them ends
@@ -312,7 +321,8 @@ class Remover:
         try:
             hidden.sweep(self._pace)
         except Exception as error:
-            self._left.append(hidden)
+            with self._lock:
+                self._left.append(hidden)
             logger.error(
                 "%s; it is tried again with the next deletion, or by: xckpt gc %s",
                 error,

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,8 +77,8 @@ class RunSaves:
         self._began = time.time()
         self._going: tuple[SaveFuture, StepRecord] | None = None
         """The save in the background."""
-        self._shares = False
-        """Whether it has a base."""
+        self._shares = False  # whether it has a base
+        self._noting = threading.Lock()  # held by the one thread that notes the end of a save
         self._decided: tuple[int | None, Decision] | None = None
         """The result of `preview`, for the `decide` that follows."""
         self._fault: Exception | None = None
@@ -91,11 +92,8 @@ class RunSaves:
     def resume(self, record: StepRecord | None) -> None:
         """Go on from a step of the run, as if it had been saved last."""
         self.last = record
-        kept = [
-            each
-            for each in self.folder.records
-            if not each.temporary and record is not None and each.number <= record.number
-        ]
+        last = -1 if record is None else record.number
+        kept = [r for r in self.folder.records if not r.temporary and r.number <= last]
         self._last_kept = next(iter(kept[-1:]), None)
 
     def preview(self, step: SupportsIndex) -> bool:
@@ -135,9 +133,9 @@ class RunSaves:
         assert step is not None, "a wrong step was raised before"
         self._raise_fault()
         now = time.time()
-        ended = self._going is not None and self._going[0].done()
-        going = None if self._going is None else self._going[1]
-        busy = going is not None and not ended
+        saving, going = self._going or (None, None)
+        ended = saving is not None and saving.done()
+        busy = saving is not None and not ended
         kept = self._last_kept if going is None or going.temporary else going
         moment = Moment(step, now, self._began, kept, busy, preempted and not self._answered)
         due, temporary = force or is_due(moment, self.rules[0].save), False
@@ -196,27 +194,30 @@ class RunSaves:
         Raises:
             XckptError: it has failed.
         """
-        if self._going is None:
+        if (going := self._going) is None:
             return
-        saving, record = self._going
+        saving, record = going
         error = saving.exception()
-        self._going = None  # not earlier: an interrupt of the wait does not end the save
-        if error is not None:
-            self._answered = False
-            error.add_note(
-                f"This is the failure of the save of step {record.number} in the background; it "
-                f"does not count as the last save."
-            )
-            raise error
-        self.last = replace(record, bytes=_bytes_of(saving.result()))
-        self.bases.saved(self.last, shared=self._shares)
-        if not record.temporary:
-            self._last_kept = self.last
-        self.folder.add(self.last)
-        try:
-            self.folder.keep([each.keep for each in self.rules], record)
-        except Exception as fault:  # a policy's, on the coordinator alone
-            self._fault = fault
+        with self._noting:
+            if self._going is not going:
+                return  # another thread has noted it
+            self._going = None  # not earlier: an interrupt of the wait does not end the save
+            if error is not None:
+                self._answered = False
+                error.add_note(
+                    f"This is the failure of the save of step {record.number} in the background; "
+                    f"it does not count as the last save."
+                )
+                raise error
+            self.last = replace(record, bytes=_bytes_of(saving.result()))
+            self.bases.saved(self.last, shared=self._shares)
+            if not record.temporary:
+                self._last_kept = self.last
+            self.folder.add(self.last)
+            try:
+                self.folder.keep([each.keep for each in self.rules], record)
+            except Exception as fault:  # a policy's, on the coordinator alone
+                self._fault = fault
 
     def wait(self) -> None:
         """Wait for the save in the background and for what is being deleted.

@@ -134,9 +134,9 @@ class SafetensorsSource(TensorSource):
             _tensor(file, place).read(box.offsets, into)
 
     def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
+        """Let go of the files: each is closed once no thread reads it any more."""
+        self._files.clear()
+        self._places.clear()
 
 
 def _open(path: FilePath, memory: Allowance) -> tuple[RangeFile, Header, bytes]:

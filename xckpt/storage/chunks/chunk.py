@@ -260,14 +260,17 @@ class ChunkSource:
     @property
     def store(self) -> ts.KvStore:
         """The objects of the checkpoint."""
-        if self._chunks is None:
-            self._chunks = open_store(self.root)
-        return self._chunks
+        store = self._chunks  # another thread may close it
+        if store is None:
+            store = self._chunks = open_store(self.root)
+        return store
 
     def _open(self, array: ZarrArray) -> ts.TensorStore:
-        if array.path not in self._opened:
-            self._opened[array.path] = open_array(self.store, array, self.manifest.codecs)
-        return self._opened[array.path]
+        opened = self._opened.get(array.path)
+        if opened is None:
+            opened = open_array(self.store, array, self.manifest.codecs)
+            self._opened[array.path] = opened
+        return opened
 
     def _place(self, chunk: Chunk) -> str:
         array, box = chunk.array, chunk.box.shifted(chunk.array.offset)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -109,7 +109,9 @@ class RangeReads(abc.ABC, Generic[Members]):
     def _read_local(self, key: str, each: PackRange, members: Members) -> None:
         """Read a range of a local file, and hand over its chunks."""
         source, chunk, size = self.window.source, self.first(members), each.stop - each.start
-        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
+        memory = np.empty(0, np.uint8)
+        with suppress(IndexError):
+            memory = self._free.pop()
         try:
             source.check_open()
             if len(memory) < size:

@@ -143,10 +143,10 @@ class OpenFile:
             WORK.get().moved = time.monotonic()
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        """Close the file, which nothing reads any more; a second call does nothing."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def __del__(self) -> None:
         # An OSError in opening leaves no descriptor.
@@ -176,7 +176,9 @@ class StoredFile:
     def __init__(self, path: StoredPath) -> None:
         self.path = path
         self._store = path.keys.store
-        self._generation = b""
+        self._seen: dict[str, bytes] = {}
+        """Its generation, once an answer has come: `dict.setdefault` has one of several threads
+        decide."""
 
     def size(self, stated: Callable[[], int]) -> int:
         """Its length, which must be what its contents say.
@@ -200,8 +202,12 @@ class StoredFile:
 
     def state(self) -> bytes:
         """Its generation."""
-        self._generation = self._generation or self.path.generation()
-        return self._generation
+        found = self._seen.get("generation") or self.path.generation()
+        return self._settled(found) if found else b""
+
+    def _settled(self, generation: bytes) -> bytes:
+        """The generation that came first, of this answer or of another."""
+        return self._seen.setdefault("generation", generation)
 
     def head(self, count: int) -> bytes:
         """Its first bytes; fewer if it has no more."""
@@ -287,8 +293,7 @@ class StoredFile:
                 raise
         if read.state != "value":
             raise CorruptCheckpointError(f"{self.path} is missing")
-        self._generation = self._generation or read.stamp.generation
-        if read.stamp.generation != self._generation:
+        if read.stamp.generation != self._settled(read.stamp.generation):
             raise StorageError(
                 f"{self.path} was replaced while it was read; open it again to read what is "
                 f"there now"

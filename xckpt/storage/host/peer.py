@@ -94,8 +94,7 @@ class Peer:
 
     def send(self, *numbers: int) -> None:
         """Send numbers; calls from several threads are fine."""
-        with self._lock, self._naming():
-            self._connection.sendall(struct.pack(f"<{len(numbers)}q", *numbers))
+        self.send_bytes(np.frombuffer(struct.pack(f"<{len(numbers)}q", *numbers), np.uint8))
 
     def say_alive(self) -> None:
         """Say how long ago this rank made progress, unless that was said before.
@@ -153,12 +152,13 @@ class Peer:
         """Send shared memory."""
         with self._naming():
             shape = struct.pack("<2q", *slots.shape)
-            socket.send_fds(self._connection, [shape], [descriptor])
+            self._patiently(lambda: socket.send_fds(self._connection, [shape], [descriptor]))
 
     def receive_slots(self) -> Bytes:
         """Receive shared memory."""
         with self._naming():
-            shape, descriptors, _, _ = socket.recv_fds(self._connection, 16, 1)
+            found = self._patiently(lambda: socket.recv_fds(self._connection, 16, 1))
+            shape, descriptors, _, _ = found
             try:
                 if len(shape) < 16 or not descriptors:
                     raise OSError("it closed its socket")
