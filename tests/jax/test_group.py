@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,17 +95,17 @@ def test_bytes_arrive_in_rank_order_and_nothing_stays(processes: int, coordinato
         assert answer["backend"] is False
 
 
-def meet() -> None:
-    """Wait for all processes."""
-    group = JaxGroup(timeout=60)
-    group.broadcast(b"" if group.rank == 0 else None)
+def meeting() -> Callable[[], object]:
+    """What waits for all processes, whatever they call in between; all make it together."""
+    group = JaxGroup(timeout=60).in_background()
+    return lambda: group.broadcast(b"" if group.rank == 0 else None)
 
 
 def interleaved() -> list[str]:
     """Two groups of one process used in different orders, as a save in the background does."""
     from concurrent.futures import ThreadPoolExecutor
 
-    groups = [JaxGroup(timeout=60), JaxGroup(timeout=60)]
+    groups = [JaxGroup(timeout=60).in_background() for _ in range(2)]
     rank = groups[0].rank
 
     def talk(number: int) -> str:
@@ -162,8 +162,9 @@ def test_a_failure_on_one_rank_is_raised_on_all() -> None:
 def silent(cases: list[list[int]]) -> list[object]:
     """In each case some ranks don't take part; the others say what they raised and when."""
     messages: list[object] = []
+    meet = meeting()
     for quiet in cases:
-        group = JaxGroup(timeout=2)
+        group = JaxGroup(timeout=2).in_background()
         start = time.monotonic()
         messages.append(None)
         if group.rank not in quiet:
@@ -172,7 +173,7 @@ def silent(cases: list[list[int]]) -> list[object]:
             ranks = [failure.rank for failure in caught.value.failures]
             messages[-1] = [str(caught.value), ranks, time.monotonic() - start]
         meet()
-    last = JaxGroup(timeout=1)
+    last = JaxGroup(timeout=1).in_background()
     if last.rank == 0:
         with pytest.raises(RanksFailedError, match="not every rank came within 1 s"):
             last.broadcast(b"")
@@ -197,7 +198,7 @@ def test_silent_ranks_are_named_on_the_others() -> None:
 
 def suspecting() -> list[object]:
     """Rank 1 takes no part; rank 2 has waited for it elsewhere, and the coordinator for rank 2."""
-    group = JaxGroup(timeout=20)
+    group, meet = JaxGroup(timeout=20), meeting()
     meet()
     ranks: list[int] = []
     start = time.monotonic()
@@ -222,7 +223,7 @@ def test_the_coordinator_takes_the_word_of_a_rank_that_others_are_silent() -> No
 def killed() -> str:
     """One process is killed within a step."""
     group = JaxGroup(timeout=3)
-    meet()
+    meeting()()
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RanksFailedError, match="lost contact") as caught:
@@ -280,13 +281,13 @@ def late(warned: float, folder: str) -> list[object]:
     handler = logging.Handler()
     handler.emit = note
     logging.getLogger("xckpt").addHandler(handler)
-    group = JaxGroup(warn_after=warned)
+    group, meet = JaxGroup(warn_after=warned), meeting()
     meet()
     if group.rank:
         await_sign(twice)
     group.gather(b"")
     meet()
-    end = JaxGroup(timeout=60)  # on all ranks, before one of them saves
+    end = JaxGroup(timeout=60).in_background()  # on all ranks, before one of them saves
     if group.rank:
         end.broadcast(None)
         return [heard, "", []]

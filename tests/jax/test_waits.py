@@ -52,7 +52,7 @@ class Service:
 def rank(service: Service, number: int) -> Waits:
     """One of three ranks, of which rank 0 coordinates."""
     client = InTime(service)
-    notes = Notes(client, "group", number, 0, TIMEOUT)
+    notes = Notes(client, number, 0, TIMEOUT)
     waits = Waits(client, notes, (number, 3, 0), TIMEOUT, math.inf)
     begin(waits)
     return waits
@@ -60,7 +60,7 @@ def rank(service: Service, number: int) -> Waits:
 
 def begin(waits: Waits) -> None:
     """The next save begins."""
-    waits._notes.begin()
+    waits._notes.begin(f"{int(waits._notes.operation or 0) + 1}")
     waits.begin()
     waits.next_step()
 
@@ -134,6 +134,35 @@ def test_a_barrier_names_those_who_did_not_come(service: Service) -> None:
     assert "rank 2: DEADLINE_EXCEEDED: timed out." in str(error) and "RPC" not in str(error)
     service.fault = "UNAVAILABLE: gone"
     assert lost(lambda: rank(service, 1).meet("barrier")) == [0]
+
+
+def test_a_process_that_came_too_late_names_itself(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have come by now, but the barrier had ended: the service counts from the first on."""
+    monkeypatch.setattr("xckpt.jax.waits.GRACE_SECONDS", 1.0)
+
+    def over() -> None:
+        service.keys |= {"barrier/1": b".", "barrier/2": b"."}
+        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out. RPC: /BarrierRequest")
+
+    service.barrier = over
+    error = failure(lambda: rank(service, 0).meet("barrier"))
+    assert [each.rank for each in error.failures] == [0]
+    assert "rank 0: this process came " in str(error)
+    assert "s after the first one, or later" in str(error)
+
+
+def test_who_waits_at_a_barrier_hears_of_others(service: Service) -> None:
+    """Of a rank that has left, and of one that makes another call, which hears it in its turn."""
+    waits, service.barrier = rank(service, 0), lambda: time.sleep(2)
+    waits._notes.call(1)
+    other = rank(service, 1)
+    other._notes.call(3)
+    assert "rank 1: RuntimeError: it calls load, and rank 0 save;" in str(
+        failure(lambda: waits.meet("barrier"))
+    )
+    assert "rank 1: RuntimeError: it calls load" in str(failure(lambda: waited(other)))
 
 
 def test_ranks_meet_again_after_a_time_in_which_this_one_did_not_run(service: Service) -> None:

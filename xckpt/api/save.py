@@ -165,9 +165,9 @@ def save_async(
         >>> xckpt.load("memory://example-async")
         {'w': array([0., 1., 2., 3.])}
     """
-    find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
+    find, call = GroupFinder(group, no_dist=no_dist, timeout=timeout), "save_async"
     with raised_on_all_ranks(find, _refuse_in_background):
-        options = _checked("save_async", path, base, planner, options, overwrite, no_dist, stager)
+        options = _checked(call, path, base, planner, options, overwrite, no_dist, stager)
         planner = default_planner(options) if planner is None else planner
         kept = copy.deepcopy(metadata)
         where, known = _from_here(path), None if base is None else _from_here(base)
@@ -176,7 +176,6 @@ def save_async(
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-        watch = Watch.of("save_async", path, options) if is_watched(options) else None
         with with_progress(options, "save", group.rank, path) as shown:
             with raised_on_all_ranks(GroupFinder(group)):
                 writer = ZarrStorageWriter(where, overwrite=overwrite, options=shown, base=known)
@@ -187,7 +186,8 @@ def save_async(
                 planner=planner,
                 metadata=kept,
                 failure=failure,
-                watch=watch,
+                watch=Watch.of(call, path, options) if is_watched(options) else None,
+                call=call,
             )
 
     return begin(str(path), state, stager, found(find, _refuse_in_background), run)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from xckpt.core.geometry.spread import Processes
 from xckpt.core.metadata import JSONValue, Metadata
@@ -69,6 +69,7 @@ def save_state(
     metadata: JSONValue = None,
     failure: BaseException | None = None,
     watch: Watch | None = None,
+    call: str = "save",
 ) -> Metadata:
     """Save a state on all ranks of a group; collective.
 
@@ -78,9 +79,9 @@ def save_state(
         group: the ranks that save together.
         planner: how to divide the work.
         metadata: the caller's own, JSON values; the coordinator's is stored.
-        failure: why this rank cannot save, if it cannot. It is raised in the first step, so that
-            every rank raises.
+        failure: why this rank cannot save, if it cannot; the first step raises it, on all ranks.
         watch: times the save, if there is a listener.
+        call: what the caller calls, one of `CALLS`.
 
     Returns:
         The metadata of the committed checkpoint, the same on every rank.
@@ -89,10 +90,9 @@ def save_state(
         RanksFailedError: some rank failed (groups of several); nothing is committed.
         XckptError: the failure itself, in a group of one.
     """
-    tree = cast(Mapping[str, object], state)  # our planners take any tree
     is_coordinator = group.rank == group.coordinator
-    save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
-    together = operation(group, "save") if group.size > 1 else nullcontext()
+    save = _Save(state, writer, planner, metadata, is_coordinator, failure, watch, call)
+    together = operation(group, call) if group.size > 1 else nullcontext()
     if group.size > 1 and isinstance(group, PlanCachingGroup):
         save.kept = group.kept_plans
     if group.size > 1 and isinstance(group, NumberedGroup):
@@ -107,13 +107,14 @@ def save_state(
 class _Save:
     """What a rank does in the steps of one save."""
 
-    state: Mapping[str, object]
+    state: object
     writer: StorageWriter
     planner: SavePlanner
     user_metadata: JSONValue
     is_coordinator: bool
     failure: BaseException | None
     watch: Watch | None
+    call: str
     step: Step = nullcontext
     """The context of a step, by its name, which times it where there is a listener."""
     kept: KeptPlans | None = None
@@ -152,7 +153,7 @@ class _Save:
 
         options = getattr(self.writer, "options", None)
         compares = not isinstance(options, SaveOptions) or options.compare_replicas is not False
-        arguments = {CALL: "save"} | arguments_of(self.writer)
+        arguments = {CALL: self.call} | arguments_of(self.writer)
         adapters = loaded_adapters(self.rank)
         host_ranks = compare_ranks(
             group, arguments, lambda: self._set_up().replicas() if compares else (), adapters
@@ -317,9 +318,7 @@ class SaveInFlight:
         """Log a failure that was never asked for."""
         logger.error(
             "the asynchronous save to %s failed, and its result was never asked for: %s: %s",
-            self.where,
-            type(error).__name__,
-            error,
+            *(self.where, type(error).__name__, error),
         )
 
 

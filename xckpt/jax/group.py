@@ -3,9 +3,10 @@
 Bytes travel through the service's key-value store, never through device collectives, so a save
 leaves the accelerators alone and may run beside a training step.
 
-1. Every group takes the next number of its process, every collective the next number of its group;
-   both are in each key. So all processes must make their groups in the same order: make a group in
-   the thread that calls ``save_async``, then use it in the background.
+1. Every save or load takes the next number of its process, whichever group it has, and every
+   collective the next number in it; both are in each key. So processes that make different calls
+   meet, and say so (`xckpt.jax.course`). A group for another thread (`JaxGroup.in_background`)
+   takes its number where it is made: all processes must make it in the same order as other calls.
 2. A value is cut into parts of at most 2 MiB, one message each; the first begins with the number of
    bytes of the whole.
 3. A value for one reader is deleted by that reader. A broadcast ends in a barrier, after which the
@@ -25,7 +26,7 @@ If a process dies, JAX notices after its own heartbeat timeout and ends all the 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import jax
@@ -38,14 +39,13 @@ from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.patience import GRACE_SECONDS
 from xckpt.engine.ranks.waiting import WARN_AFTER
 from xckpt.errors import NoGroupError, RankFailure
+from xckpt.jax.course import COURSE
 from xckpt.jax.notes import Notes
 from xckpt.jax.service import InTime, service
 from xckpt.jax.waits import Waits
 
 TIMEOUT = 1800.0
 """Seconds that a silent rank is waited for, unless a caller says otherwise."""
-
-_numbers = itertools.count()
 
 _kept_plans: dict[int, KeptPlans] = {}
 """Coordinator -> the plans of the saves of all processes."""
@@ -92,20 +92,24 @@ class JaxGroup:
         self._client = InTime(client)
         self.timeout, self.processes = timeout, Processes("jax", np.arange(size))
         self.kept_plans = _kept_plans.setdefault(coordinator_rank, KeptPlans())
-        self._warn_after, self._prefix = warn_after, f"xckpt/{next(_numbers)}"
-        self._notes = Notes(self._client, self._prefix, rank, coordinator_rank, timeout)
-        self._calls = 0
+        self._warn_after, self._calls = warn_after, 0
+        self._notes = Notes(self._client, rank, coordinator_rank, timeout)
+        self._own_numbers: Iterator[str] | None = None
         self._waits = Waits(
             self._client, self._notes, (rank, size, coordinator_rank), timeout, warn_after
         )
 
     def within(self, seconds: float) -> JaxGroup:
-        """Another group of the same processes with another timeout; all processes make it."""
+        """Another group of the same processes with another timeout."""
         return self._again(seconds)
 
     def in_background(self) -> JaxGroup:
         """Another group of the same processes, for use in another thread; all processes make it."""
-        return self._again(self.timeout)
+        group = self._again(self.timeout)
+        first = COURSE.next(group._notes)
+        more = (f"{first}.{count}" for count in itertools.count(1))
+        group._own_numbers = itertools.chain([str(first)], more)
+        return group
 
     def _again(self, timeout: float) -> JaxGroup:
         return JaxGroup(
@@ -115,8 +119,14 @@ class JaxGroup:
     def begin(self) -> None:
         """See `OperationGroup`."""
         self._calls = 0
-        self._notes.begin()
+        own = self._own_numbers
+        self._notes.begin(str(COURSE.next(self._notes)) if own is None else next(own))
         self._waits.begin()
+
+    def name_call(self, call: int) -> None:
+        """See `CallNamingGroup`."""
+        if self._notes.operation == str(COURSE.last):  # else this process is in a later one
+            self._notes.call(call)
 
     @property
     def beat(self) -> float:
@@ -211,12 +221,14 @@ class JaxGroup:
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def _next(self, operation: str) -> str:
+        if not self._notes.operation:
+            self.begin()
         self._waits.next_step()
         key, self._calls = self._key(operation), self._calls + 1
         return key
 
     def _key(self, operation: str) -> str:
-        return f"{self._prefix}/{self._notes.operation}/{self._calls}/{operation}"
+        return f"xckpt/{self._notes.operation}/{self._calls}/{operation}"
 
     def _from_coordinator(self, key: str) -> bytes:
         # The coordinator times out first, and its note says more than its silence.

@@ -3,9 +3,11 @@
 1. A note lies under the number of the save or load and the rank that wrote it.
 2. A rank that waits looks now and then at the notes. It raises the error of a rank that has given
    up or left, and learns of the ranks on which others have timed out.
-3. A rank that works, or a coordinator that waits itself, leaves a note that it is alive, in place
+3. Each rank notes what it calls now. Who waits, and finds that the coordinator is in the same save
+   or load with another call (or the coordinator: any rank), gives up.
+4. A rank that works, or a coordinator that waits itself, leaves a note that it is alive, in place
    of the last one; it says how long ago it made progress.
-4. Writing takes only a moment, even if the process that has the service is stopped.
+5. Writing takes only a moment, even if the process that has the service is stopped.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import contextlib
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
+from xckpt.engine.ranks.group import other_call
 from xckpt.engine.ranks.patience import GRACE_SECONDS, suspected_until
 from xckpt.engine.ranks.waiting import SILENT, given_up
 from xckpt.errors import RankFailure
@@ -25,7 +29,11 @@ from xckpt.jax.service import InTime, silent_ranks
 _encode = msgspec.msgpack.Encoder().encode
 _ranks = msgspec.msgpack.Decoder(list[int]).decode
 _beat = msgspec.msgpack.Decoder(tuple[int, float]).decode
+_called = msgspec.msgpack.Decoder(tuple[str, int]).decode
 _failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
+
+CALLED: Final = "xckpt/called"
+"""Where each rank says what it calls, and in which save or load."""
 
 
 class Notes:
@@ -33,17 +41,13 @@ class Notes:
 
     Args:
         client: the coordination service.
-        prefix: what the keys of the group begin with.
         rank: the rank that leaves notes.
         coordinator: the rank whose verdict others wait for.
         timeout: seconds that a silent rank is waited for.
     """
 
-    def __init__(
-        self, client: InTime, prefix: str, rank: int, coordinator: int, timeout: float
-    ) -> None:
+    def __init__(self, client: InTime, rank: int, coordinator: int, timeout: float) -> None:
         self._client = client
-        self._prefix = prefix
         self._rank = rank
         self._coordinator = coordinator
         self._timeout = timeout
@@ -53,12 +57,14 @@ class Notes:
         """Rank -> when it last made progress in this save or load, as far as `look` has seen."""
         self._suspects: dict[int, float] = {}
         """Rank -> until when it is waited for, at most."""
-        self.operation = 0
-        """The save or load, as this rank counts them."""
+        self._call = 0
+        """What this rank calls, if that is known; see `CALLS`."""
+        self.operation = ""
+        """The save or load, as this rank counts them; empty before the first."""
 
-    def begin(self) -> None:
+    def begin(self, operation: str) -> None:
         """The next save or load begins."""
-        self.operation += 1
+        self.operation, self._call = operation, 0
         self._suspects.clear()
         self._seen.clear()
         self._heard.clear()
@@ -97,6 +103,46 @@ class Notes:
         for rank in ranks:
             self._suspects.setdefault(rank, until)
 
+    def call(self, call: int) -> None:
+        """Say what this rank calls, by its place in `CALLS`."""
+        self._call = call
+        self._put(f"{CALLED}/{self._rank}", (self.operation, call), again=True)
+
+    def has_ended(self, operation: int) -> bool:
+        """Whether some rank has given up a save or load, or left it."""
+        with contextlib.suppress(RuntimeError):
+            self.renew()
+            return bool(self._client.key_value_dir_get_bytes(f"xckpt/{operation}/note/end"))
+        return False
+
+    def newest_call(self) -> int:
+        """The newest save or load in which any rank is; -1 if none is known."""
+        with contextlib.suppress(RuntimeError):
+            self.renew()
+            said = self._client.key_value_dir_get_bytes(CALLED)
+            return max((int(_called(note)[0]) for _, note in said), default=-1)
+        return -1
+
+    def compare_calls(self) -> None:
+        """Leave if another rank makes another call in this save or load.
+
+        Raises:
+            RanksFailedError: one does.
+        """
+        if not self._call:  # a rank that has failed before its call says no more of it
+            return
+        if self._rank == self._coordinator:
+            said = self._client.key_value_dir_get_bytes(CALLED)
+        else:
+            key = f"{CALLED}/{self._coordinator}"
+            said = [(key, note)] if (note := self._client.value_of(key)) else []
+        for key, note in said:
+            (operation, call), rank = _called(note), int(key.rpartition("/")[2])
+            if operation == self.operation and call not in (0, self._call):
+                failures = [other_call((rank, call), (self._rank, self._call))]
+                self.leave(failures)
+                raise given_up(failures)
+
     @property
     def suspects_some(self) -> bool:
         """Whether some rank is waited for only a moment longer."""
@@ -129,10 +175,13 @@ class Notes:
             self._heard[rank] = max(got_on, self._heard.get(rank, got_on))
 
     def _write(self, key: str, value: object, *, again: bool = False) -> None:
+        self._put(f"{self._place}/{key}", value, again=again)
+
+    def _put(self, key: str, value: object, *, again: bool = False) -> None:
         self._client.until = time.monotonic() + GRACE_SECONDS / 2
         with contextlib.suppress(RuntimeError):
-            self._client.key_value_set_bytes(f"{self._place}/{key}", _encode(value), again)
+            self._client.key_value_set_bytes(key, _encode(value), again)
 
     @property
     def _place(self) -> str:
-        return f"{self._prefix}/{self.operation}/note"
+        return f"xckpt/{self.operation}/note"

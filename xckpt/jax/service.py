@@ -86,12 +86,16 @@ class InTime:
         except RuntimeError as error:
             raise failed(error) from error
 
+    def value_of(self, key: str) -> bytes | None:
+        """The value of a key, if it is set."""
+        try:
+            return self.blocking_key_value_get_bytes(key, 1)
+        except RuntimeError:
+            return None
+
     def is_set(self, key: str) -> bool:
         """Whether a key is set."""
-        try:
-            return bool(self.blocking_key_value_get_bytes(key, 1))
-        except RuntimeError:
-            return False
+        return bool(self.value_of(key))
 
     def get(self, key: str, wait: Callable[[str, float], bytes | None]) -> bytes | None:
         """The value of a key; None if its first part does not come in time."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NoReturn
 
 from xckpt.engine.ranks.alive import beat_of
@@ -143,6 +142,7 @@ class Waits:
                 said = time.monotonic()
                 self._notes.say_alive(0.0)
             self._notes.look()
+            self._notes.compare_calls()
             waiting.remind()
             if time.monotonic() >= until:
                 return None
@@ -159,26 +159,18 @@ class Waits:
         """Return when every rank has come to this barrier.
 
         Raises:
-            RanksFailedError: some rank did not.
+            RanksFailedError: some rank did not, or was too late; or ranks have given up.
         """
 
         def silent() -> list[int]:
             came = self._client.numbers_below(barrier)
             return [rank for rank in self._others if rank not in came]
 
-        def wait(attempt: int) -> None:
-            self._client.key_value_set_bytes(f"{barrier}/{self._rank}", b".", True)
-            self._client.wait_at_barrier(f"{barrier}/{attempt}", int(self._timeout * 1000))
-
-        text = "it did not come to an end"
-        for attempt in itertools.count():
-            before, seconds = self._client.away, self._timeout + GRACE_SECONDS
-            try:
-                if wait_in_thread(partial(wait, attempt), self.saying(silent), seconds):
-                    return
-            except RuntimeError as error:
-                text = str(error).split("RPC:")[0].strip()
-            self._excused(self._client.away - before)
+        attempts = itertools.count()
+        while True:
+            text, waited = self._come(barrier, next(attempts), self.saying(silent))
+            if not text:
+                return
             if not self._was_away:
                 break
             self._was_away = False
@@ -188,13 +180,63 @@ class Waits:
             missing = silent()
         except RuntimeError:
             missing = [0]  # the process that has the service
-        raise lost(
-            f"not every rank came within {self._timeout:g} s: {ranks_in_words(missing)}: {text}",
-            missing,
-        )
+        late = self._timeout - waited
+        if not missing and late > GRACE_SECONDS:
+            missing = [self._rank]
+            text = f"this process came {late:.1f} s after the first one, or later"
+        why = f"not every rank came within {self._timeout:g} s: {ranks_in_words(missing)}: {text}"
+        error = lost(why, missing)
+        if missing:
+            self._notes.leave(error.failures)
+        raise error
+
+    def _come(self, barrier: str, attempt: int, waiting: Waiting) -> tuple[str, float]:
+        """Come to a barrier: why not all ranks did, empty if they did; and the seconds waited."""
+        before, began = self._client.away, time.monotonic()
+        unfinished = "it did not come to an end"
+        said: list[str] = []
+
+        def wait() -> None:
+            try:
+                self._client.key_value_set_bytes(f"{barrier}/{self._rank}", b".", True)
+                self._client.wait_at_barrier(f"{barrier}/{attempt}", int(self._timeout * 1000))
+            except RanksFailedError:  # the service is silent; `meet` looks who came
+                said.append(unfinished)
+            except RuntimeError as error:
+                said.append(str(error).split("RPC:")[0].strip())
+
+        seconds = self._timeout + GRACE_SECONDS
+        if not wait_in_thread(wait, waiting, seconds, _looking_at(self._notes)):
+            said.append(unfinished)
+        away = self._client.away - before
+        self._excused(away)
+        return "".join(said[:1]), time.monotonic() - began - away
 
     def give_up(self, silent: Sequence[int]) -> NoReturn:
         """Tell the others that ranks are lost, and raise that."""
         error = silent_ranks(silent, self._timeout)
         self._notes.leave(error.failures)
         raise error
+
+
+def _looking_at(notes: Notes) -> Callable[[], bool]:
+    """Looks at the notes now and then while it is asked often; ends no wait but by raising.
+
+    The function raises a RanksFailedError if ranks have given up or left, or make other calls.
+    """
+    due = time.monotonic() + LOOK_SECONDS
+
+    def look() -> bool:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + LOOK_SECONDS
+            try:
+                notes.look()
+                notes.compare_calls()
+            except RanksFailedError:
+                raise
+            except RuntimeError:
+                pass  # the service failed, as the wait itself finds
+        return False
+
+    return look

@@ -14,6 +14,7 @@ from typing import Final, Protocol, runtime_checkable
 from xckpt.core.geometry.spread import Processes
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan
+from xckpt.errors import RankFailure
 
 
 @runtime_checkable
@@ -85,6 +86,7 @@ class OperationGroup(Group, SuspectingGroup, Protocol):
 CALLS: Final = (
     "another function",
     "save",
+    "save_async",
     "load",
     "load_into",
     "CheckpointManager",
@@ -94,6 +96,19 @@ CALLS: Final = (
     "steps of its CheckpointManager",
 )
 """What a rank calls, as frames number it."""
+
+
+def other_call(other: tuple[int, int], own: tuple[int, int]) -> RankFailure:
+    """Why a rank cannot go on with this one: of both the rank, and its call's place in `CALLS`."""
+    (rank, call), (own_rank, own_call) = other, own
+    names = [CALLS[each] if each < len(CALLS) else CALLS[0] for each in (call, own_call)]
+    return out_of_order(rank, f"it calls {names[0]}, and rank {own_rank} {names[1]}")
+
+
+def out_of_order(rank: int, what: str) -> RankFailure:
+    """Why a rank cannot go on with others: it is elsewhere in the order of calls."""
+    text = f"{what}; every rank has to make the same calls in the same order"
+    return RankFailure(rank, "RuntimeError", text)
 
 
 @dataclass(frozen=True, slots=True)

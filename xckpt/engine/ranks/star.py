@@ -24,7 +24,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from xckpt.engine.ranks.connection import AGO, Frame, Kind
-from xckpt.engine.ranks.group import CALLS, KeptPlans
+from xckpt.engine.ranks.group import KeptPlans, other_call, out_of_order
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
 from xckpt.engine.ranks.waiting import CLOSED, SILENT, given_up
@@ -314,9 +314,6 @@ class Star(_Frames):
 def _out_of_step(other: tuple[int, int, int], own: tuple[int, int, int]) -> RankFailure:
     """Why another rank's frame does not fit: of both the rank, its step and its call."""
     (rank, step, call), (own_rank, own_step, own_call) = other, own
-    what = f"it is in step {step}, and rank {own_rank} in step {own_step}"
     if call != own_call:
-        names = [CALLS[each] if each < len(CALLS) else CALLS[0] for each in (call, own_call)]
-        what = f"it calls {names[0]}, and rank {own_rank} {names[1]}"
-    text = f"{what}; every rank has to make the same calls in the same order"
-    return RankFailure(rank, "RuntimeError", text)
+        return other_call((rank, call), (own_rank, own_call))
+    return out_of_order(rank, f"it is in step {step}, and rank {own_rank} in step {own_step}")
