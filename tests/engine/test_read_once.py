@@ -147,3 +147,23 @@ def test_damage_is_named_on_every_host(path: str, tmp_path: Path) -> None:
     for outcome in run_ranks(3, load):
         assert isinstance(outcome.error, xckpt.CorruptCheckpointError)
         assert "its digest differs from the one saved" in str(outcome.error)
+
+
+@pytest.mark.parametrize("row", [2, 6])
+@pytest.mark.parametrize(("share", "a_host"), [("host", 2), ("job", 1)])
+def test_a_cast_is_checked_of_what_another_rank_has_read(
+    tmp_path: Path, share: Share, a_host: int, row: int
+) -> None:
+    """It comes after all that this rank reads itself, of which there is nothing here."""
+    array = np.ones((8, 4), np.float32)
+    array[row, 1] = 1e30
+    xckpt.save(tmp_path / "ckpt", {"w": array})
+
+    def load(group: ThreadGroup) -> None:
+        like = {"w": wish(np.empty((8, 4), "float16"), [((4 * group.rank, 0), (4, 4))])}
+        about = {"cast": True, "options": options(group, share, a_host)}
+        xckpt.load(tmp_path / "ckpt", like, group=group, **about)
+
+    text = f"w: 1 element does not fit into float16, the first at ({row}, 1)"
+    failed = [str(outcome.error) for outcome in run_ranks(2, load)]
+    assert all(text in each for each in failed), failed

@@ -26,6 +26,7 @@ from xckpt.errors import RanksFailedError, XckptError
 from xckpt.storage.host import far, peer
 from xckpt.storage.host.exchange import Exchange
 from xckpt.storage.host.far import FarRanks
+from xckpt.storage.host.threads import Threads
 
 SIZE = 1000
 PATIENCE = 20.0
@@ -289,3 +290,18 @@ def noting(function: Callable[..., None], calls: list[str], name: str) -> Callab
         function(*args, **options)
 
     return noted
+
+
+def test_a_thread_that_the_system_refuses_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the end of the load raises that it was never started, and not why."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = Threads(lambda error: None)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        threads.start(print)
+    threads.join()

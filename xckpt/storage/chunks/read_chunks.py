@@ -223,6 +223,7 @@ def read_items(
         read_requests(window, requests, elsewhere)
     if exchange is not None:
         exchange.finish()
+        window.casts.check()  # of what other ranks have brought since
 
 
 def read_requests(

@@ -76,7 +76,7 @@ class ChunkWindow:
         self._landed = landed
         self._progress = progress
         self._on_error = on_error
-        self._casts = CastingCopies()
+        self.casts = CastingCopies()  # checked at the end; what is delivered later, by its caller
         self._queue: deque[_Begun] = deque()
         """Reads that the caller's thread will finish."""
         self._unsent: list[ChunkRequest] = []
@@ -184,7 +184,7 @@ class ChunkWindow:
             if error is None:
                 with self.pool:
                     self.finish_queue()
-                self._casts.check()
+                self.casts.check()
             else:
                 self.pool.__exit__(kind, error, trace)
         finally:
@@ -202,7 +202,7 @@ class ChunkWindow:
         for part in request.parts:
             if part.box is None and at is None:
                 into = self._memory(part.destination)[(*part.region, ...)]
-                _copy(self._casts, request, into, data, whole)
+                _copy(self.casts, request, into, data, whole)
                 continue
             wanted, given = part.box or whole, at or whole
             shared = wanted.meets(given)
@@ -210,7 +210,7 @@ class ChunkWindow:
                 target = self._memory(part.destination)[(*part.region, ...)]
                 source = data[(*shared.slices(given.offsets), ...)]
                 into = target[(*shared.slices(wanted.offsets), ...)]
-                _copy(self._casts, request, into, source, shared)
+                _copy(self.casts, request, into, source, shared)
 
     def landed(self, request: ChunkRequest) -> None:
         """Every part of a chunk has been delivered and verified."""

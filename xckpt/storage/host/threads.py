@@ -41,8 +41,8 @@ class Threads:
         with self._changed:
             self._running += 1
         thread = threading.Thread(target=run, name="xckpt-exchange", daemon=True)
+        thread.start()  # before `join` waits for it, which a thread that cannot start would end
         self._threads.append(thread)
-        thread.start()
 
     def failed(self, error: BaseException) -> None:
         """Note the first failure, of a thread or of anything else."""
