@@ -183,7 +183,8 @@ class Peer:
             except TimeoutError:
                 pass
             finally:
-                self._away += presence.away()
+                away = presence.away()  # first: another thread may add to `_away` meanwhile
+                self._away += away
 
     @contextlib.contextmanager
     def _naming(self) -> Generator[None, None, None]:
