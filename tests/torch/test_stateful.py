@@ -83,6 +83,30 @@ def test_load_leaves_the_object_alone_and_returns_its_state(path: str) -> None:
     assert (loaded["w"].tolist(), loaded["n"]) == ([1, 1], 5)
 
 
+def test_a_number_of_an_object_takes_one_of_another_kind_but_no_text(path: str) -> None:
+    state = {"w": torch.ones(2), "lr": 1, "epoch": 2.5, "on": 0, "best": None, "name": "a"}
+    xckpt.save(path, {"app": Keeper(state)})
+    like = {"w": torch.zeros(2), "lr": 0.5, "epoch": 2, "on": True, "best": 0.5, "name": "b"}
+    keeper = Keeper(like)
+    xckpt.load_into(path, {"app": keeper})
+    assert same({**keeper.given[0], "w": 0}, {**state, "w": 0})
+    with pytest.raises(TreeMismatchError, match="app/name: a Python str in the checkpoint"):
+        xckpt.load_into(path, {"app": Keeper({**like, "name": 1})})
+
+
+def test_a_scheduler_that_counts_fractions_of_epochs_goes_on(path: str) -> None:
+    def schedule() -> Any:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1)
+        optimizer.step()
+        return torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3)
+
+    saved, other = schedule(), schedule()
+    saved.step(0.5)
+    xckpt.save(path, saved)
+    xckpt.load_into(path, other)
+    assert other.T_cur == 0.5 and other.get_last_lr() == saved.get_last_lr()
+
+
 def test_an_object_may_be_the_root(path: str) -> None:
     saved, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     xckpt.save(path, saved)

@@ -274,7 +274,7 @@ def test_in_place_fills_shards():
 
 def test_values_come_back_in_their_containers():
     store = Store({"t/0": 1, "t/1/x": b"b", "n/mu": None, "n/nu": True, "o": 2.5})
-    like = {"t": (0, {"x": b""}), "n": Moments(0, 0), "o": numbered((1,))}
+    like = {"t": (0, {"x": b""}), "n": Moments(0, False), "o": numbered((1,))}
     with pytest.raises(TreeMismatchError, match="o: the checkpoint holds a Python float"):
         load(store, like, DefaultLoadPlanner())
     like["o"] = None

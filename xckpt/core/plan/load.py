@@ -235,7 +235,7 @@ class DefaultLoadPlanner(LoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
         strict = self.strictness.missing == "error"
-        problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
+        problems = compare(self.targets, self.metadata, self._likes, strict=strict, cast=self.cast)
         problems |= {} if self._deserialise else opaque_differences(self._likes, self.metadata)
         items = reads_of(self._wanted, self.metadata, problems)
         stored = self.metadata.state_dict_metadata

@@ -29,6 +29,7 @@ _COUNTED: Mapping[str, str] = {
     "shape": "of another shape",
     "dtype": "of another dtype",
     "value": "with a value on one side and a tensor on the other",
+    "type": "of another Python type",
 }
 
 COMMON_PREFIXES = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.", "_forward_module.")

@@ -18,9 +18,10 @@ from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, mismatch
 from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
-from xckpt.core.targets.numbers import NumberTarget, number_difference
+from xckpt.core.targets.numbers import NUMBERS, NumberTarget, number_difference, types_differ
 from xckpt.core.targets.objects import not_stored
 from xckpt.core.text.arguments import named
+from xckpt.core.values import value_kind
 
 _OPAQUE: Final = (
     "the checkpoint holds an object that its writer serialised, not a {}; a target of bytes takes "
@@ -31,6 +32,7 @@ _OPAQUE: Final = (
 def compare(
     targets: Mapping[str, TargetLeaf | None],
     metadata: Metadata,
+    likes: Mapping[str, object] | None = None,
     *,
     strict: bool = True,
     cast: bool = False,
@@ -40,6 +42,7 @@ def compare(
     Args:
         targets: leaf name -> target; None for a Python value.
         metadata: the checkpoint's.
+        likes: leaf name -> the Python value itself, whose type is compared; None fits any.
         strict: whether a leaf that the checkpoint lacks is a difference.
         cast: whether another dtype is not.
 
@@ -48,6 +51,7 @@ def compare(
         {'step': 'step: wanted, but not in the checkpoint'}
     """
     differing: dict[str, Problem] = {}
+    likes = likes or {}
     for name, target in targets.items():
         stored = metadata.state_dict_metadata.get(name)
         difference, kind = "", "value"
@@ -57,6 +61,9 @@ def compare(
         elif isinstance(stored, BytesStorageMetadata):
             if target is not None:
                 difference = _value_difference(target, stored.kind, cast)
+            else:
+                difference = _type_difference(stored.kind, value_kind(likes.get(name)))
+            kind = "type" if target is None or isinstance(target, NumberTarget) else kind
         elif target is None:
             difference = (
                 f"the checkpoint holds {named(stored.properties.dtype)} tensor of shape "
@@ -73,12 +80,27 @@ def compare(
 
 
 def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
-    """Why a stored Python value cannot fill a tensor; empty if it may."""
+    """Why a stored Python value cannot fill a tensor or another number; empty if it may."""
     if kind == "opaque":
         return _OPAQUE.format("tensor")
-    if tuple(target.shape) or kind not in ("bool", "int", "float", "complex"):
+    if tuple(target.shape) or kind not in NUMBERS:
         return f"the checkpoint holds a Python {kind}, not a tensor"
-    return number_difference(kind, target.dtype, cast=cast) if target.dtype else ""
+    wanted = target.kind if isinstance(target, NumberTarget) else target.dtype
+    return number_difference(kind, wanted, cast=cast) if wanted else ""
+
+
+def _type_difference(stored: str, wanted: str | None) -> str:
+    """Why a stored value is of another Python type than the one wanted; empty if it may be.
+
+    A None on either side fits any value: an optional one may not be there yet, such as the last of
+    ``random.getstate()``. Objects that were serialised are left to `opaque_differences`.
+
+    Example:
+        >>> _type_difference("str", "int"), _type_difference("str", "None")
+        ('a Python str in the checkpoint, a Python int wanted', '')
+    """
+    alike = wanted in (None, "None", stored) or stored in ("None", "opaque")
+    return "" if alike or wanted is None else types_differ(stored, wanted)
 
 
 def _is_alike(target: TargetLeaf, stored: TensorStorageMetadata) -> bool:

@@ -1,16 +1,18 @@
-"""A Python number and a 0-d array are one leaf to a load, whichever side has which.
+"""Python values as targets: a number and a 0-d array are one leaf, whichever side has which.
 
 Frameworks turn one into the other on the way (a step counter is a Python int until it has gone
 through `jax.jit`), so a saved 0-d array loads into a Python number, and a saved number into a 0-d
-array. The kinds are ``bool``, ``int``, ``float`` and ``complex``; the rules:
+array. The kinds are ``bool``, ``int``, ``float`` and ``complex``; the rules, for two numbers as for
+a number and an array:
 
-1. Of one kind, a number and an array are exchanged where no value changes. An int that the array's
-   dtype cannot hold is refused. A float that it would round needs ``cast``, unless the array is
-   weakly typed, as JAX makes it of a Python number.
-2. Another kind needs ``cast``, and then also a value that survives it: 3.0 becomes 3, 3.5 is
+1. Of one kind, they are exchanged where no value changes. An int that the array's dtype cannot hold
+   is refused. A float that it would round needs ``cast``, unless the array is weakly typed, as JAX
+   makes it of a Python number.
+2. A stored Python int becomes a float, and both a complex number, of the same value: a counter is
+   an int to one release of an optimizer, a 0-d float tensor to another. An array has a dtype.
+3. Any other kind needs ``cast``, and then also a value that survives it: 3.0 becomes 3, 3.5 is
    refused.
-3. Only a finite number is rounded, to a finite one that is not 0.
-4. Between two Python values there is nothing to convert: the stored one comes back as it was.
+4. Only a finite float is rounded, to a finite one that is not 0.
 
 `number_difference` applies the rules that need no value, before anything is read; `as_element` and
 `as_number` apply the others.
@@ -31,7 +33,7 @@ from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, TensorStorageMetadata
 from xckpt.core.problem import Problem
-from xckpt.core.values import shown_value
+from xckpt.core.values import KINDS, shown_value
 from xckpt.errors import TreeMismatchError
 
 Number = bool | int | float | complex
@@ -42,6 +44,9 @@ _TYPES: Final[dict[str, type[bool] | type[int] | type[float] | type[complex]]] =
     "float": float,
     "complex": complex,
 }
+NUMBERS: Final = frozenset(_TYPES)
+_WIDEST: Final = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}
+_WIDER: Final = {("int", "float"), ("int", "complex"), ("float", "complex")}
 _KIND_BY_PREFIX: Final = {"b": "float", "u": "int", "i": "int", "f": "float", "c": "complex"}
 
 
@@ -57,13 +62,13 @@ def number_kind(dtype: str) -> str:
 
 @dataclass(slots=True)
 class NumberTarget:
-    """A Python number to be loaded from a stored 0-d array."""
+    """A Python number to be loaded from a stored 0-d array, or from a number of another kind."""
 
     name: str
     kind: str
     """The number's type: ``int``, say."""
     stored: str
-    """The array's dtype."""
+    """The array's dtype, or the stored number's kind."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
     """Empty: the array is read as it is stored."""
@@ -86,6 +91,14 @@ class NumberTarget:
         """
         self._number = as_number(self.buffer(index), self.stored, self.kind, self.name)
 
+    def take(self, value: Number) -> None:
+        """Make a number of a stored one.
+
+        Raises:
+            TreeMismatchError: the value would change.
+        """
+        self._number = _converted(value, self.kind, self.name)
+
     def result(self) -> Number:
         """The number."""
         return self._number
@@ -94,10 +107,16 @@ class NumberTarget:
 def number_target(
     name: str, kind: str, stored: TensorStorageMetadata | BytesStorageMetadata | None
 ) -> NumberTarget | None:
-    """A target for a Python number of this kind if a 0-d array is stored, else None."""
-    if kind not in _TYPES or not isinstance(stored, TensorStorageMetadata) or stored.size:
+    """A target for a Python number of this kind if it has to be made of what is stored, else None.
+
+    Made it is of a 0-d array, or of a number of another kind.
+    """
+    if kind not in _TYPES or stored is None:
         return None
-    return NumberTarget(name, kind, stored.properties.dtype)
+    if isinstance(stored, BytesStorageMetadata):
+        converts = stored.kind in _TYPES and stored.kind != kind
+        return NumberTarget(name, kind, stored.kind) if converts else None
+    return None if stored.size else NumberTarget(name, kind, stored.properties.dtype)
 
 
 def number_difference(stored: str, wanted: str, *, cast: bool) -> str:
@@ -115,16 +134,23 @@ def number_difference(stored: str, wanted: str, *, cast: bool) -> str:
         'a 0-d float32 array in the checkpoint, a Python int wanted (cast=True converts)'
     """
     before, after = (name if name in _TYPES else number_kind(name) for name in (stored, wanted))
-    if before == after or (cast and "complex" not in (before, after)):
+    if before == after or (stored in _TYPES and (before, after) in _WIDER):
         return ""
-    words = (f"{_described(stored)} in the checkpoint", f"{_described(wanted)} wanted")
-    return ", ".join(words) + (" (cast=True converts)" if not cast else "")
+    if cast and "complex" not in (before, after):
+        return ""
+    advice = "" if cast or "complex" in (before, after) else " (cast=True converts)"
+    return types_differ(stored, wanted) + advice
+
+
+def types_differ(stored: str, wanted: str) -> str:
+    """That one type is stored and another wanted; each the type of a value, or a 0-d dtype."""
+    return f"{_described(stored)} in the checkpoint, {_described(wanted)} wanted"
 
 
 def _described(name: str) -> str:
     if name == "bool":
         return "a bool"
-    return f"a Python {name}" if name in _TYPES else f"a 0-d {name} array"
+    return f"a Python {name}" if name in KINDS else f"a 0-d {name} array"
 
 
 def as_number(element: NDArray[np.generic], dtype: str, kind: str, name: str) -> Number:
@@ -138,7 +164,11 @@ def as_number(element: NDArray[np.generic], dtype: str, kind: str, name: str) ->
         3.0
     """
     # A float8 scalar is not a float, but can be made one.
-    value = _TYPES[number_kind(dtype)](element[()])  # type: ignore[arg-type]
+    return _converted(_TYPES[number_kind(dtype)](element[()]), kind, name)  # type: ignore[arg-type]
+
+
+def _converted(value: Number, kind: str, name: str) -> Number:
+    """A number as one of another kind, where its value stays."""
     try:
         number = _TYPES[kind](value)  # type: ignore[arg-type]  # complex: refused before
     except (OverflowError, ValueError):
@@ -155,7 +185,7 @@ def as_element(value: Number, dtype: str, name: str, *, rounds: bool) -> NDArray
         value: the number.
         dtype: the array's.
         name: the leaf's, for the error.
-        rounds: whether a float may become the nearest one of the dtype.
+        rounds: whether a float, but no int, may become the nearest one of the dtype.
 
     Raises:
         TreeMismatchError: the value would change, or would not be finite any more.
@@ -171,7 +201,7 @@ def as_element(value: Number, dtype: str, name: str, *, rounds: bool) -> NDArray
     except OverflowError:
         raise _changed(name, value, dtype) from None
     if not _same(back, value):
-        is_float = number_kind(dtype) in ("float", "complex")
+        is_float = isinstance(value, float | complex) and isinstance(back, float | complex)
         if not (is_float and back and cmath.isfinite(value) and cmath.isfinite(back)):
             raise _changed(name, value, dtype)
         if not rounds:
@@ -180,14 +210,17 @@ def as_element(value: Number, dtype: str, name: str, *, rounds: bool) -> NDArray
 
 
 def fill(target: TargetLeaf, value: Number, name: str, adapters: Adapters, *, cast: bool) -> None:
-    """Put a stored Python number into a 0-d target.
+    """Put a stored Python number into a 0-d target, or a number's.
 
     Raises:
-        TreeMismatchError: the target's dtype cannot hold it.
+        TreeMismatchError: the target cannot hold it.
     """
-    dtype = target.dtype or {"int": "int64", "float": "float64"}.get(type(value).__name__, "")
+    if isinstance(target, NumberTarget):
+        target.take(value)
+        return
+    dtype = target.dtype or _WIDEST[type(value).__name__]
     rounds = cast or bool(getattr(target, "weak_type", False))
-    element = as_element(value, dtype or "bool", name, rounds=rounds)
+    element = as_element(value, dtype, name, rounds=rounds)
     for index in range(len(target.boxes)):
         buffer = target.buffer(index)
         memory = adapters.writable_numpy(buffer)
