@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from xckpt.mapping.infer.align import SAME_ORDER, Pair
+from xckpt.mapping.infer.contraries import contrary, derived
 from xckpt.mapping.infer.leaves import CONCEPTS, PARTS, Components, ModelLeaf
 from xckpt.mapping.infer.structure import GENERIC, IN_ORDER, SAME_SHAPES
 from xckpt.mapping.operations import Rearrange
@@ -52,16 +53,6 @@ FUSED_WORDS = ("qkv", "querykeyvalue", "gateup", "cattn", "kv")
 """Parts of the words for a tensor that holds several."""
 MODULATION_WORDS = ("modulation", "adaln", "normout")
 """Parts of the words for one that holds shifts and scales; some models have the scales first."""
-DERIVED_WORDS = frozenset(
-    ("ema", "modelema", "emamodel", "emaparams", "averaged", "swa", "polyak", "shadow", "delta")
-)
-"""Words for tensors derived from the weights: their moving average, what was added to them."""
-CONTRARIES = (
-    *(("encoder", "decoder"), ("teacher", "student"), ("online", "target"), ("actor", "critic")),
-    *(("input", "post"), ("pre", "post"), ("forward", "backward"), ("left", "right")),
-    *(("l2r", "r2l"), ("generator", "discriminator"), ("policy", "value"), ("local", "global")),
-)
-"""Beginnings of words that tell modules of one kind apart."""
 HEAD_WORDS = ("lmhead", "head", "logits", "unembed", "output", "decoder")
 """Beginnings of the words for the layer behind a model, which may be its embedding."""
 
@@ -76,8 +67,6 @@ class Trees:
     """(is it the target's, path) of the modules that have a bias."""
     scales: Mapping[str, str]
     """Name of a weight that is stored with scales -> name of these."""
-    begun: Mapping[str, Sequence[str]]
-    """Each word -> those of the `CONTRARIES` with which it begins."""
     is_turned: bool
     """Whether one tree has torch's weights and the other Flax's kernels."""
 
@@ -88,7 +77,6 @@ class Trees:
         words = {word for _, leaf in sides for word in leaf.words}.union(PARTS)
         names = words.union(leaf.role for _, leaf in sides)
         positions = {e for e in names if any(p in e for p in POSITIONS) and "rot" not in e}
-        beginnings = {each for contraries in CONTRARIES for each in contraries}
         return cls(
             frozenset(
                 (side, path)
@@ -98,7 +86,6 @@ class Trees:
             frozenset((side, leaf.path) for side, leaf in sides if leaf.role == "bias"),
             scaled_weights([leaf.name for leaf in sources])
             | scaled_weights([leaf.name for leaf in targets]),
-            {word: [e for e in beginnings if word.startswith(e)] for word in words},
             _has_kernels(sources) != _has_kernels(targets),
         )
 
@@ -144,7 +131,7 @@ def assume(pair: Pair, trees: Trees, kinds: set[str], alternatives: int) -> Pair
         _fused(pair),
         _modulation(pair),
         _derived(pair),
-        _contrary(pair, trees),
+        _contrary(pair),
         _router(pair),
         _shaped(pair),
         _numbered(pair),
@@ -216,21 +203,13 @@ def _tail(leaf: ModelLeaf, parts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _derived(pair: Pair) -> str:
-    one, other = (DERIVED_WORDS & {*leaf.words} for leaf in pair.first)
-    if bool(one) == bool(other):
-        return ""
-    return f"what one side calls {min(one | other)} are the weights of the other"
+    word = derived(*(leaf.words for leaf in pair.first))
+    return word and f"what one side calls {word} are the weights of the other"
 
 
-def _contrary(pair: Pair, trees: Trees) -> str:
-    sides = [{each for word in leaf.words for each in trees.begun[word]} for leaf in pair.first]
-    if not all(sides) or sides[0] == sides[1]:
-        return ""
-    for contraries in CONTRARIES:
-        one, other = (side.intersection(contraries) for side in sides)
-        if one and other and not one & other:
-            return f"what one side calls {min(one)} is what the other calls {min(other)}"
-    return ""
+def _contrary(pair: Pair) -> str:
+    found = contrary(*(leaf.words for leaf in pair.first))
+    return "what one side calls {} is what the other calls {}".format(*found) if found else ""
 
 
 def _router(pair: Pair) -> str:
