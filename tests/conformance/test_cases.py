@@ -100,6 +100,7 @@ def test_cases_come_to(wish) -> None:
     assert wish(find(cases(), wish, settings=quick))
 
 
+@pytest.mark.thorough  # `test_judges.py` has a failure shrunk
 def test_a_case_shrinks_to_what_matters() -> None:
     quick = settings(max_examples=1000, database=None)
     case = find(

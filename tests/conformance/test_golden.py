@@ -83,8 +83,11 @@ def check(reports: list[Report], atleast: int) -> None:
         assert report.outcomes["found"] > 0
 
 
-def test_some_corrupt_twins_are_refused() -> None:
-    check(run("conformance.implementations.xckpt_golden", every=1201), 10)
+@pytest.mark.parametrize(
+    "only, every", [("packed", 59), pytest.param("", 1201, marks=pytest.mark.thorough)]
+)
+def test_some_corrupt_twins_are_refused(only: str, every: int) -> None:
+    check(run("conformance.implementations.xckpt_golden", every=every, only=only), 10)
 
 
 @pytest.mark.thorough  # `test_reader.py` and `tests/fuzz` have it refuse what is corrupt

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from graphlib import TopologicalSorter
 
-from tests.house.test_imports import ROOT, imports_of, sources
+from tests.house.test_imports import ROOT, imports_of_the_package
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\w+)` \| ((?:`[\w.]+` ?)+) \| (.+) \|$", re.MULTILINE)
@@ -43,11 +43,11 @@ def drawn() -> set[tuple[str, str]]:
 
 def imported() -> set[tuple[str, str]]:
     """The arrows of the code, those to the ground aside."""
-    modules, known = sources(ROOT), rooms()
+    known = rooms()
     pairs = {
         (room_of(module, known), room_of(name, known))
-        for module, source in modules.items()
-        for name in imports_of(module, source, modules)
+        for module, names in imports_of_the_package().items()
+        for name in names
         if name.split(".")[0] == "xckpt"
     }
     return {(str(a), str(b)) for a, b in pairs if a != b and b != GROUND}
@@ -56,7 +56,7 @@ def imported() -> set[tuple[str, str]]:
 def test_every_module_has_a_room() -> None:
     known = rooms()
     assert {"face", "cli", "storage", GROUND} <= set(known.values())
-    assert [module for module in sources(ROOT) if room_of(module, known) is None] == []
+    assert [each for each in imports_of_the_package() if room_of(each, known) is None] == []
 
 
 def test_the_diagram_shows_the_imports() -> None:

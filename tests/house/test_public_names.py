@@ -161,8 +161,10 @@ def test_the_tree_of_errors_is_the_one_drawn() -> None:
 def run_together(definition: ast.FunctionDef | ast.ClassDef) -> list[str]:
     """Arguments that a docstring explains in the entry of another one."""
     section = re.search(r"^Args:\n((?: .*\n|\n)*)", f"{ast.get_docstring(definition)}\n", re.M)
-    taken = {each.arg for each in ast.walk(definition) if isinstance(each, ast.arg)}
     within = re.findall(r"[.;](?: |\n {5,})(\w+): ", section[1]) if section else []
+    if not within:
+        return []
+    taken = {each.arg for each in ast.walk(definition) if isinstance(each, ast.arg)}
     return [name for name in within if name in taken]
 
 

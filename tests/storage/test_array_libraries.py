@@ -90,17 +90,7 @@ assert da.from_zarr(path, component="opt/mu").sum().compute() == 78
     alone(script, mixed)
 
 
-def test_xarray_opens_groups_of_what_it_knows(mixed: Path) -> None:
-    script = """
-import xarray
-found = xarray.open_zarr(path, group="opt", consolidated=False)
-assert np.array_equal(found.mu, np.arange(1, 13, dtype="f4").reshape(3, 4))
-assert found.mu.dims == ("d3", "d4")
-"""
-    alone(script, mixed)
-
-
-def test_xarray_opens_the_whole_tree(tmp_path: Path) -> None:
+def test_xarray_opens_groups_of_what_it_knows_and_whole_trees(mixed: Path, tmp_path: Path) -> None:
     """Square, scalar and empty arrays, pieces, and arrays of several sizes in one group."""
     state = {
         "model": {"square": np.ones((4, 4)), "kernel": np.ones((4, 3, 3, 8)), "step": np.array(7)},
@@ -109,12 +99,15 @@ def test_xarray_opens_the_whole_tree(tmp_path: Path) -> None:
     }
     named = {"model/kernel": ("out", "height", "width", "in")}
     xckpt.save(tmp_path / "ckpt", state, options=xckpt.SaveOptions(dimension_names=named))
-    script = """
+    script = f"""
 import xarray
+found = xarray.open_zarr({str(mixed)!r}, group="opt", consolidated=False)
+assert np.array_equal(found.mu, np.arange(1, 13, dtype="f4").reshape(3, 4))
+assert found.mu.dims == ("d3", "d4")
 warnings.simplefilter("error")
 tree = xarray.open_datatree(path, engine="zarr")
 assert tree["model/square"].dims == ("d4", "d4_1") and float(tree["model/square"].sum()) == 16
-assert tree["model/kernel"].sizes == {"out": 4, "height": 3, "width": 3, "in": 8}
+assert tree["model/kernel"].sizes == {{"out": 4, "height": 3, "width": 3, "in": 8}}
 assert int(tree["model/step"]) == 7 and tree["none"].shape == (0, 3)
 assert [tree["pieces"][name].shape for name in "0123"] == [(7, 3), (13, 3), (31, 3), (50, 3)]
 flat = xarray.open_zarr(path, group="model", consolidated=False)

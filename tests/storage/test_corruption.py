@@ -60,6 +60,11 @@ def chunks(checkpoint: Path, leaf: str = "") -> list[Path]:
     return [path for path in files(checkpoint / leaf) if "c" in path.relative_to(checkpoint).parts]
 
 
+def some(paths: list[Path]) -> list[Path]:
+    """All but most chunks of the note, which are alike and as many as all other files together."""
+    return [path for path in paths if path.parts[-3:-1] != ("note", "c") or path.name in "012"]
+
+
 def array_paths(checkpoint: Path) -> dict[Path, str]:
     """Folder of each zarr array -> the leaf that it belongs to."""
     return {checkpoint / a.path: a.leaf for a in arrays(xckpt.open(checkpoint).manifest)}
@@ -150,7 +155,7 @@ def flips(content: bytes, count: int, seed: int) -> Iterator[bytes]:
 @some_chunks
 def test_flipped_bits(saved: Path) -> None:
     folders = array_paths(saved)
-    for number, file in enumerate(files(saved)):
+    for number, file in enumerate(some(files(saved))):
         for content in flips(file.read_bytes(), 1, seed=number):
             with Damaged(file, content):
                 examine(saved, file, folders, alone=number % 2 == 0)
@@ -191,7 +196,7 @@ DAMAGES: dict[str, Damage] = {
 )
 def test_damaged_files(saved: Path, every: int) -> None:
     folders = array_paths(saved)
-    for number, file in enumerate(files(saved)):
+    for number, file in enumerate(some(files(saved))):
         for damage in list(DAMAGES.values())[number % every :: every]:
             with Damaged(file, damage(file.read_bytes())) as differs:
                 if differs:
@@ -202,7 +207,7 @@ def test_damaged_files(saved: Path, every: int) -> None:
 def test_deleted_files(saved: Path, turn: int) -> None:
     """Each file; every other one is read by one thread alone, and in the other turn the rest."""
     folders = array_paths(saved)
-    for number, file in enumerate(files(saved)):
+    for number, file in enumerate(some(files(saved))):
         with Damaged(file, None):
             examine(saved, file, folders, alone=number % 2 == turn)
 
@@ -220,7 +225,7 @@ def test_deleted_folders(saved: Path, tmp_path: Path) -> None:
 
 @some_chunks
 def test_swapped_chunks(saved: Path) -> None:
-    every = chunks(saved)
+    every = some(chunks(saved))
     for one, other in zip(every, [*every[1:], every[0]], strict=True):
         first, second = one.read_bytes(), other.read_bytes()
         with Damaged(one, second), Damaged(other, first):
@@ -261,7 +266,7 @@ def options_of(checkpoint: Path) -> str:
 
 def test_chunks_of_an_earlier_save(saved: Path, earlier: Path) -> None:
     folders = array_paths(saved)
-    for file in chunks(saved):
+    for file in some(chunks(saved)):
         stale = (earlier / file.relative_to(saved)).read_bytes()
         with Damaged(file, stale) as differs:
             if differs:

@@ -149,7 +149,7 @@ def test_the_errors_of_skipped_steps_hold_no_manifests(tmp_path: Path) -> None:
 
 def _long() -> bytes:
     """Bytes that are no manifest, and more than are read of one."""
-    return b" " * (200 << 20)
+    return b" " * (ALLOWED + (32 << 20))
 
 
 def _of_many_objects() -> bytes:
@@ -173,7 +173,7 @@ def test_a_listing_stays_within_memory(
         assert run.save(step, {"w": np.full(2, step)}, force=True)
     run.wait()
     store, long = open_store(Location.parse(root)), make()
-    for step in (3, 4, 5):
+    for step in (3, 4):
         store.write(f"step-{step}/xckpt.json", long).result()
     size = f"{len(long):,}"
     del long
@@ -181,14 +181,14 @@ def test_a_listing_stays_within_memory(
     again = xckpt.CheckpointManager(root, keep=Latest(1), load_options=OPTIONS)
     assert [record.number for record in again.steps()] == [2]
     assert _peak() - before <= ALLOWED, (_peak() - before) >> 20
-    why = rf"step-5: the manifest of {size} bytes takes .*raise LoadOptions\(memory_bytes=\)"
+    why = rf"step-4: the manifest of {size} bytes takes .*raise LoadOptions\(memory_bytes=\)"
     with pytest.raises(xckpt.MemoryLimitError, match=why):
         again.restore()
     assert again.restore(step=2)["w"][0] == 2
     assert again.save(6, {"w": np.ones(2)})
     again.wait()
     named = sorted(key.partition(b"/")[0] for key in store.list().result() if b"json" in key)
-    assert set(named) == {b"step-00000006", b"step-3", b"step-4", b"step-5"}
+    assert set(named) == {b"step-00000006", b"step-3", b"step-4"}
 
 
 @linux

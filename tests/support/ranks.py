@@ -8,6 +8,7 @@ tenths of a second. Tests that share a `Ranks` send it functions: every rank cal
 from __future__ import annotations
 
 import datetime
+import gc
 import os
 import signal
 import tempfile
@@ -98,11 +99,32 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def share_a_device() -> None:
+    """Have all gloo groups of this process share one device.
+
+    Each would make its own, whose thread wakes up a hundred times a second; ranks that live long
+    make dozens of groups.
+    """
+    from torch.distributed import ProcessGroupGloo
+
+    device = ProcessGroupGloo.create_default_device()
+    make: Any = ProcessGroupGloo.__init__
+
+    def make_with_it(group: Any, store: Any, rank: int, size: int, timeout: Any) -> None:
+        options: Any = ProcessGroupGloo._Options()
+        options._devices, options._timeout = [device], timeout
+        make(group, store, rank, size, options)
+
+    ProcessGroupGloo.__init__ = make_with_it
+
+
 def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # what was imported: no look for garbage goes through it
     torch.set_num_threads(1)
+    share_a_device()
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, size),

@@ -13,17 +13,17 @@ Worker threads are not traced. `save_of_a_dtensor` and `load_into_a_jax_struct` 
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
 import xckpt
+from tests.support.fork_server import context
 
 HOUSE = Path(xckpt.__file__).parent
 GROUND = ("core", "errors", "options")
@@ -78,10 +78,17 @@ def trace(call: Callable[[], object]) -> Way:
 
 def in_a_fresh_process() -> dict[str, Way]:
     """The ways of the examples of this module, by the names of their functions."""
-    command = [sys.executable, "-m", "tests.support.way", "--json"]
-    root = HOUSE.parent
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
-    return {name: Way(tuple(files)) for name, files in json.loads(done.stdout).items()}
+    here, there = context().Pipe()
+    process = context().Process(target=_send, args=(there,))
+    process.start()
+    there.close()
+    ways = here.recv()
+    process.join()
+    return ways
+
+
+def _send(pipe: Connection) -> None:
+    pipe.send({name: example() for name, example in EXAMPLES.items()})
 
 
 def save_of_a_dtensor() -> Way:
@@ -124,16 +131,13 @@ EXAMPLES: dict[str, Callable[[], Way]] = {
 }
 
 
-def main(arguments: list[str]) -> None:
-    """Print the files on the ways of the examples as JSON, or a summary."""
-    ways = {name: example() for name, example in EXAMPLES.items()}
-    if arguments == ["--json"]:
-        print(json.dumps({name: way.files for name, way in ways.items()}))
-        return
-    for name, way in ways.items():
+def main() -> None:
+    """Print a summary of the ways of the examples."""
+    for name, example in EXAMPLES.items():
+        way = example()
         print(f"{name}: {way.moves} moves, {len(way.distinct_files)} files")
         print(f"  {' -> '.join(way.packages)}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -15,7 +15,7 @@ def outcome(implementation: Implementation, examples: int) -> Outcome:
     return found
 
 
-@pytest.mark.parametrize("runs", [8, pytest.param(100, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("runs", [4, pytest.param(100, marks=pytest.mark.thorough)])
 def test_xckpt_in_any_order(runs: int) -> None:
     found = outcome(IMPLEMENTATION, runs)
     assert found.failed == 0, f"{found.error}\n{found.smallest}"

@@ -146,7 +146,7 @@ COLUMNS = columns((5, 8), "float16", (1, 1, 3, 0))
 ON_ONE = Table((5, 8), "float16", ((), (), (((0, 0), (5, 8)),), ()))
 
 
-@examples(8, 150)
+@examples(4, 150)
 @given(journey=journeys(), how=st.sampled_from(["new", "meta", "in place"]))
 @example(journey=([COLUMNS], [ON_ONE]), how="new")
 @example(journey=([ON_ONE], [COLUMNS]), how="in place")
