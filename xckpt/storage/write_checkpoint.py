@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -27,15 +26,15 @@ import tensorstore as ts
 
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
-from xckpt.core.manifest.entries import BytesEntry, DocumentTree, Manifest, arrays, is_packed
+from xckpt.core.manifest.entries import BytesEntry, DocumentTree, Manifest, is_packed
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS
-from xckpt.core.manifest.rules import count_chunks, many_pieces
+from xckpt.core.manifest.pieces import MANY_OBJECTS
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.layout import with_grids
 from xckpt.core.plan.save import SavePlanner
-from xckpt.core.plan.save_checks import MANY_OBJECTS, check_objects
 from xckpt.core.storage import BriefData, PlainStorageWriter, SizedItems
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions, checked_options
@@ -59,9 +58,6 @@ if TYPE_CHECKING:
 
 ITEM_BYTES = 1 << 10
 """Memory that an item of the plan takes, without its elements: its box, array, digests, place."""
-
-WARN_OF_PIECES = 1 << 20
-"""A save with more pieces than this warns."""
 
 
 class ZarrStorageWriter(PlainStorageWriter):
@@ -298,9 +294,9 @@ def _check(planned: Manifest, target: Location, options: SaveOptions) -> None:
     """Refuse a manifest that no reader accepts, or too many objects; warn of very many pieces."""
     check(planned)
     if count_chunks(planned) > MANY_OBJECTS:
-        check_objects(arrays(planned), confirmed=options.many_objects)
-    if advice := many_pieces(planned, WARN_OF_PIECES):
-        warnings.warn(f"{target}: {advice}", UserWarning, stacklevel=3)
+        from xckpt.core.manifest.objects import check_many  # few saves need it
+
+        check_many(planned, str(target), confirmed=options.many_objects)
 
 
 def _write_files(

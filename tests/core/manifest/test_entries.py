@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import warnings
 from typing import Any
 
 import msgspec
+import numpy as np
+import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,8 @@ import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
 from tests.support.examples import examples
 from tests.support.manifests import example, manifests
 from xckpt.core.dtypes import EXTENDED, numpy_dtype
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.grid import Grid, count_cells
 from xckpt.core.manifest import entries
 from xckpt.core.manifest.entries import (
     BytesEntry,
@@ -30,8 +35,11 @@ from xckpt.core.manifest.entries import (
     is_packed,
     leaf_arrays,
 )
+from xckpt.core.manifest.objects import check_objects, count_leaf_objects
 from xckpt.core.manifest.pieces import Pieces
+from xckpt.core.manifest.rules import count_leaf_packed
 from xckpt.core.names import zarr_path
+from xckpt.errors import PlanError
 
 Group = zarr.Group
 
@@ -203,11 +211,29 @@ def test_packed_pieces_are_counted_as_one_by_one(heights, pack_bytes, sharded):
         start += height
     pieces = Pieces.listed(rows)
     leaf = TensorEntry("w", "int16", (start, 4), pieces=pieces)
-    packed = sum(is_packed(array, pack_bytes) for array in leaf_arrays(leaf))
+    in_packs = [array for array in leaf_arrays(leaf) if is_packed(array, pack_bytes)]
+    others = [array for array in leaf_arrays(leaf) if not is_packed(array, pack_bytes)]
+    packed = len(in_packs)
     assert pieces.packed(pack_bytes // 2) == packed
+    assert count_leaf_packed(leaf, pack_bytes) == sum(array.count for array in in_packs)
+    objects = sum(count_cells(array.shape, array.unit) for array in others)
+    assert count_leaf_objects(leaf, pack_bytes) == objects
     manifest = Manifest((leaf,), "", pack_bytes=pack_bytes, zarr_json=2)
     made = dict(documents(manifest))
     root = json.loads(made["zarr.json"])
     assert root["attributes"].get("xckpt", {}).get("packed_arrays", 0) == packed
     assert ("w/zarr.json" in made) == (packed < len(rows))
     assert len(made) == 1 + (packed < len(rows)) + len(rows) - packed
+
+
+def test_too_many_pieces_are_refused_without_an_array_for_each():
+    count = 1_200_000
+    starts = np.arange(count)[:, None]
+    pieces = Pieces.of(Grid(Boxes(starts, np.ones_like(starts)), np.ones_like(starts)))
+    leaf = TensorEntry("w", "int8", (count,), pieces=pieces)
+    began = time.process_time()
+    with pytest.raises(
+        PlanError, match=r"1,200,000 objects.* w alone has 1,200,000 in 1,200,000 p"
+    ):
+        check_objects(Manifest((leaf,), ""))
+    assert time.process_time() - began < 1.5

@@ -20,10 +20,11 @@ from conformance.strict_reader import Broken, StrictCheckpoint
 from tests.support.examples import examples
 from xckpt import LoadOptions, SaveOptions
 from xckpt.convert import convert
+from xckpt.core.manifest import objects
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.packs import INLINE_BYTES
-from xckpt.core.plan import save_checks
 from xckpt.errors import CorruptCheckpointError, ManifestError, PlanError
+from xckpt.storage import write_checkpoint
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.packs.pack_output import PackObject
 from xckpt.storage.packs.write_packs import IN_BUCKETS
@@ -357,7 +358,8 @@ def test_the_objects_of_readers_are_counted_and_not_their_chunks(tmp_path: Path)
         with pytest.raises(PlanError, match=r"1,048,576 objects.*many_objects=True"):
             xckpt.save(tmp_path / "many", state, options=options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(save_checks, "MANY_OBJECTS", 2)
+        patch.setattr(objects, "MANY_OBJECTS", 2)
+        patch.setattr(write_checkpoint, "MANY_OBJECTS", 2)
         options = SaveOptions(chunk_bytes=1 << 19, readers=8)
         xckpt.save(tmp_path / "few", {"w": np.zeros((512, 2048), np.uint8)}, options=options)
     assert len(xckpt.open(tmp_path / "few").chunk_source.arrays["w"]) == 1

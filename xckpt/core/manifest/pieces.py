@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Boxes, Int64s, Shape
 from xckpt.core.geometry.cover import cover_fault
@@ -26,6 +27,8 @@ MAX_CHUNK_BYTES: Final = 1 << 32
 """Largest chunk, bytes: what a reader may have to hold at once."""
 MAX_PIECES: Final = 1 << 24
 """Most pieces of a checkpoint: each is a zarr array."""
+MANY_OBJECTS: Final = 1_000_000
+"""A save makes no more objects, unless its options confirm it."""
 
 _NUMBER: Final = np.dtype("<i8")
 
@@ -110,9 +113,23 @@ class Pieces(
 
     def packed(self, most: int) -> int:
         """How many are packed where chunks of up to ``most`` elements are."""
+        return int(np.count_nonzero(self._are_packed(most)))
+
+    def packed_chunks(self, most: int) -> int:
+        """How many chunks these have."""
+        return int(np.diff(self.firsts)[self._are_packed(most)].sum())
+
+    def objects(self, most: int) -> int:
+        """How many objects the chunks of the others are."""
+        grid = self.grid
+        counts = np.prod(-(-grid.arrays.sizes // grid.units), axis=1, dtype=np.int64)
+        return int(counts[~self._are_packed(most)].sum())
+
+    def _are_packed(self, most: int) -> NDArray[np.bool_]:
         if self.shard is not None:
-            return 0
-        return int(np.count_nonzero(np.prod(self.grid.chunks, axis=1, dtype=np.float64) <= most))
+            return np.zeros(len(self), np.bool_)
+        # As floats, which do not wrap around.
+        return np.prod(self.grid.chunks, axis=1, dtype=np.float64) <= most
 
     @property
     def chunks(self) -> int:

@@ -20,7 +20,7 @@ from typing import Final
 
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Shape
-from xckpt.core.geometry.grid import ZarrArray, count_cells
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
@@ -29,7 +29,6 @@ from xckpt.core.manifest.entries import (
     TensorEntry,
     ValueEntry,
     is_packed,
-    leaf_arrays,
     regular,
 )
 from xckpt.core.manifest.packs import places_problems
@@ -69,6 +68,8 @@ _ROOT = re.compile(r"([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?")
 def problems(manifest: Manifest) -> list[str]:
     """A line for everything in a manifest that breaks a rule, up to about `MOST_FAULTS` lines."""
     if count_pieces(manifest) > MAX_PIECES:
+        from xckpt.core.manifest.objects import many_pieces  # what most manifests do without
+
         return [f"{many_pieces(manifest)}; at most {MAX_PIECES:,}"]
     faults = [*_head_problems(manifest), *_name_problems(manifest)]
     bad = {
@@ -266,27 +267,6 @@ def _grid_problems(shape: Shape, chunk: Shape, shard: Shape | None, item: int) -
         yield f"shard shape {shard} is not a multiple of chunk shape {chunk}"
 
 
-def many_pieces(manifest: Manifest, most: int = 0) -> str:
-    """How many pieces there are and what can be done about it; empty if not more than ``most``.
-
-    Example:
-        >>> from xckpt.core.manifest.pieces import Pieces
-        >>> cut = Pieces.listed([((0,), (3,), (3,)), ((3,), (1,), (1,))])
-        >>> many_pieces(Manifest((TensorEntry("w", "int8", (4,), pieces=cut),), ""))[:42]
-        '2 pieces, each a zarr array; w alone has 2'
-    """
-    pieces = count_pieces(manifest)
-    if pieces <= most:
-        return ""
-    tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
-    worst = max(tensors, key=lambda leaf: len(leaf.pieces or ()))
-    return (
-        f"{pieces:,} pieces, each a zarr array; {worst.name[:80] or 'the root'} alone has "
-        f"{len(worst.pieces or ()):,}: shard evenly, in blocks of one size or of multiples of one, "
-        f"and a leaf is one array"
-    )
-
-
 def kind_of(leaf: Entry) -> Kind | None:
     """The kind of a leaf that is one array; None for any other, and where dimensions have names."""
     if not isinstance(leaf, TensorEntry) or leaf.chunk is None or leaf.pieces is not None:
@@ -328,8 +308,7 @@ def _counts(manifest: Manifest) -> tuple[int, int]:
     for leaf in manifest.leaves if others else ():
         if kind_of(leaf) is None:
             chunks += count_leaf_chunks(leaf)
-            arrays = leaf_arrays(leaf) if most else ()
-            packed += sum(each.count for each in arrays if is_packed(each, most))
+            packed += count_leaf_packed(leaf, most)
     return kept.setdefault("counts", (chunks, packed))
 
 
@@ -343,8 +322,26 @@ def count_leaf_chunks(leaf: Entry) -> int:
     """How many chunks a leaf has."""
     if isinstance(leaf, ValueEntry):
         return 0
+    if isinstance(leaf, TensorEntry) and leaf.pieces is not None:
+        return leaf.pieces.chunks
+    return count_array(leaf, 0)[0]
+
+
+def count_leaf_packed(leaf: Entry, pack_bytes: int) -> int:
+    """How many chunks of a leaf lie in packs."""
+    if isinstance(leaf, ValueEntry):
+        return 0
+    if isinstance(leaf, TensorEntry) and leaf.pieces is not None:
+        return leaf.pieces.packed_chunks(pack_bytes // item_size(leaf.dtype))
+    chunks, is_packed = count_array(leaf, pack_bytes)
+    return chunks * is_packed
+
+
+def count_array(leaf: TensorEntry | BytesEntry, pack_bytes: int) -> tuple[int, bool]:
+    """The chunks of a leaf that is one array, and whether it is packed."""
     if isinstance(leaf, BytesEntry):
-        return count_cells((leaf.size,), (leaf.chunk,))
-    if leaf.chunk is not None:
-        return count_cells(leaf.shape, leaf.chunk)
-    return leaf.pieces.chunks if leaf.pieces is not None else 0
+        about = "uint8", (leaf.size,), (leaf.chunk,), None
+    else:
+        assert leaf.chunk is not None
+        about = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+    return regular(*about, pack_bytes)[1:]

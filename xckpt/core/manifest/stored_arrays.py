@@ -28,7 +28,7 @@ from xckpt.core.manifest.entries import (
     leaf_arrays,
     regular,
 )
-from xckpt.core.manifest.rules import Kind, count_leaf_chunks
+from xckpt.core.manifest.rules import Kind, count_leaf_chunks, count_leaf_packed
 
 KEPT = 1 << 16
 """About so many arrays are kept at most once they are made."""
@@ -154,10 +154,7 @@ def _counts(leaf: Entry, pack_bytes: int) -> _Counts:
         one = chunks == 1
         size = Box.whole(leaf.shape).elements * item_size(leaf.dtype) if one else 0
         return _Counts(chunks, chunks * packed, size)
-    arrays = _placed(leaf, 0, 0, pack_bytes)
-    return _Counts(
-        count_leaf_chunks(leaf), sum(each.count for each in arrays if each.place is not None)
-    )
+    return _Counts(count_leaf_chunks(leaf), count_leaf_packed(leaf, pack_bytes))
 
 
 def _placed(leaf: Entry, first: int, place: int, pack_bytes: int) -> Iterator[ZarrArray]:

@@ -8,8 +8,6 @@ checkpoint whose parts contradict each other must not be committed. So after a p
 2. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
 3. `check_finished`, on every rank: `finish_plan` did not change what the leaves of the share are.
 
-`check_objects` refuses chunks so small that a storage would be flooded with objects.
-
 2 and 3 compare leaf tables, which all ranks usually share, and no items. That every chunk and value
 is written exactly once is checked where it is free: in the reports of what was written.
 """
@@ -17,12 +15,11 @@ is written exactly once is checked where it is free: in the reports of what was 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.grid import ZarrArray, count_cells
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LeafRow, LeafTable, LoadPlan, SavePlan, WriteItem, WriteItems
 from xckpt.core.text.arguments import named
@@ -147,46 +144,6 @@ def check_finished(share: SavePlan, finished: SavePlan) -> None:
     problems = [f"{name}: {problem}" for name, problem in _differences(said, "the share")]
     if problems:
         raise PlanError.listing("finish_plan changed what the leaves of a share are", problems)
-
-
-MANY_OBJECTS: Final = 1_000_000
-"""A save makes no more objects, unless its options confirm it."""
-
-
-def check_objects(arrays: Iterable[ZarrArray], *, confirmed: bool) -> None:
-    """Refuse a save of more than a million objects.
-
-    Args:
-        arrays: those of the checkpoint; packed ones have a `place`.
-        confirmed: whether the caller has agreed to that.
-
-    Raises:
-        PlanError: there are more.
-
-    Example:
-        >>> array = ZarrArray("w", 0, "int8", (0,), (3_000_000,), (2,))
-        >>> check_objects([array], confirmed=False)
-        Traceback (most recent call last):
-        ...
-        xckpt.errors.PlanError: the save would write 1,500,000 objects, files or keys of a bucket, \
-of which w alone has 1,500,000 in chunks of (2,): raise chunk_bytes, set pack_bytes or \
-shard_bytes, or confirm more than 1,000,000 by SaveOptions(many_objects=True)
-        >>> check_objects([array], confirmed=True)
-    """
-    total, most, worst = 0, 0, None
-    for array in arrays:
-        if array.place is None:
-            objects = count_cells(array.shape, array.unit)
-            total += objects
-            if objects > most:
-                most, worst = objects, array
-    if total > MANY_OBJECTS and worst is not None and not confirmed:
-        raise PlanError(
-            f"the save would write {total:,} objects, files or keys of a bucket, of which "
-            f"{worst.leaf or 'the root'} alone has {most:,} in chunks of {worst.unit}: raise "
-            f"chunk_bytes, set pack_bytes or shard_bytes, or confirm more than {MANY_OBJECTS:,} by "
-            "SaveOptions(many_objects=True)"
-        )
 
 
 def _differences(
