@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.oracle_loader import CONVERSION, FILES, PRETRAINED, XCKPT
@@ -18,11 +19,13 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "why" / "performance.md"
-"""All figures; README.md has a few of them."""
+"""All figures but those of deltas; README.md has a few of them."""
+DELTAS = ROOT / "docs" / "deltas.md"
 BEGIN = "<!-- figures: make bench -->\n"
 BEGIN_SHORT = "<!-- figures in short: make bench -->\n"
 BEGIN_SCALE = "<!-- figures of scale: python -m benchmarks.scale --all -->\n"
 BEGIN_CONVERSION = "<!-- figures of conversions: make bench -->\n"
+BEGIN_DELTAS = "<!-- figures of deltas: make bench -->\n"
 END = "<!-- end of figures -->\n"
 GIB = 1 << 30
 MIB = 1 << 20
@@ -161,6 +164,21 @@ def conversion(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def deltas(results: Mapping[str, Any]) -> str:
+    """The table of saves that write only what changed, Markdown."""
+    lines = [
+        f"{results['machine']['cores']} cores, {results['machine']['files']} files, medians:",
+        "",
+        "| what a step changes | state, MiB | written, MiB | a full save, s | with a base, s |",
+        "|---|---|---|---|---|",
+    ]
+    for each in results["deltas"]:
+        sizes = f"{each['state_bytes'] / MIB:,.0f} | {each['written_bytes'] / MIB:,.2f}"
+        seconds = f"{median(each['full']):.2f} | {median(each['based']):.2f}"
+        lines.append(f"| {each['case']} | {sizes} | {seconds} |")
+    return "\n".join([*lines, ""])
+
+
 def updated_readme(readme: str, results: Mapping[str, Any]) -> str:
     """The README with the figures of these results."""
     return _between(_between(readme, BEGIN_SHORT, in_short(results)), BEGIN_SCALE, table(results))
@@ -170,6 +188,11 @@ def updated(page: str, results: Mapping[str, Any]) -> str:
     """The page of all figures with the tables of these results."""
     converted = conversion(results["conversion"]) if "conversion" in results else ""
     return _between(_between(page, BEGIN, section(results)), BEGIN_CONVERSION, converted)
+
+
+def updated_deltas(page: str, results: Mapping[str, Any]) -> str:
+    """The page of deltas with the table of these results."""
+    return _between(page, BEGIN_DELTAS, deltas(results))
 
 
 def _between(readme: str, begin: str, text: str) -> str:
@@ -182,6 +205,7 @@ def main() -> None:
     results = json.loads(RESULTS.read_text())
     PAGE.write_text(updated(PAGE.read_text(), results))
     README.write_text(updated_readme(README.read_text(), results))
+    DELTAS.write_text(updated_deltas(DELTAS.read_text(), results))
 
 
 if __name__ == "__main__":

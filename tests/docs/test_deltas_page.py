@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from contextlib import chdir
@@ -10,6 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
+from benchmarks import readme
 from xckpt.cli.commands import commands
 from xckpt.core.run.bases import FULL_EVERY
 from xckpt.storage.base import chunks
@@ -28,6 +30,14 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
             else:
                 exec(compile(code, "docs/deltas.md", "exec"), names)
     assert "4.0 MiB shared" in said and "says `4.0 MiB shared`" in PAGE
+
+
+def test_the_figures_are_those_that_were_measured() -> None:
+    results = json.loads(readme.RESULTS.read_text(encoding="utf-8"))
+    assert readme.updated_deltas(PAGE, results) == PAGE
+    assert PAGE.count("| LoRA") == 1
+    changed = [{**each, "written_bytes": 0} for each in results["deltas"]]
+    assert readme.updated_deltas(PAGE, results | {"deltas": changed}) != PAGE
 
 
 def test_the_numbers_of_the_page() -> None:
