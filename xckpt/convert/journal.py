@@ -24,8 +24,7 @@ _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
 
 def read_journal(path: Path) -> tuple[bytes | None, dict[int, bytes], int]:
-    """The content of a journal: its digest (None if it has none), unit -> report, and its sound
-    length.
+    """The content of a journal: its digest (None if it has none), unit -> report, sound length.
 
     Example:
         >>> read_journal(Path("/nowhere/journal"))

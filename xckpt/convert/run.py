@@ -94,7 +94,7 @@ def convert(
             checkpoint, a ``torch.save`` file; a local path or a URL.
         dst: where to; see `xckpt.save`.
         mapping: how tensors of the source become tensors of the target; None leaves them as they
-            are. Python values go along under their own names.
+            are. Python values keep their own names.
         dtype: element type of all floating-point tensors, such as ``"bfloat16"``; None leaves them.
         executor: any executor of `concurrent.futures`, whose workers share the work. They must
             reach both paths; this process plans and commits.
@@ -105,8 +105,8 @@ def convert(
         source_format: what ``src`` is; None detects it.
         metadata: anything that JSON can carry, kept with the new checkpoint; None keeps what the
             source has.
-        opaque: pass objects that DCP has pickled on as the bytes that hold them, to a checkpoint of
-            ours or a DCP folder; by default they are refused by name.
+        opaque: pass on objects that DCP has pickled as the bytes that hold them, to an xckpt
+            checkpoint or a DCP folder; by default they are refused by name.
         allow_lossy: allow steps that do not bring every value back. Casting by ``dtype`` is always
             allowed.
         like: the target's tree, of anything with ``.shape`` and ``.dtype``: the mapping is then

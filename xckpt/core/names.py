@@ -154,7 +154,7 @@ def refuse_dimension_names(
         shapes: of those leaves that are tensors.
 
     Raises:
-        ValueError: a leaf is no tensor, or its names are not one for each dimension.
+        ValueError: a leaf is not a tensor, or its names are not one for each dimension.
 
     Example:
         >>> refuse_dimension_names({"w": ["embed"]}, {"w": (4, 2)})

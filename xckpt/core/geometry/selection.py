@@ -90,7 +90,7 @@ def _checked(key: Key, d: int, size: int, name: str) -> int | slice | Positions:
     """The key for dimension ``d``.
 
     Raises:
-        IndexError: it is none, or outside the dimension.
+        IndexError: it is not an index, or it is outside the dimension.
     """
     if isinstance(key, slice):
         return key

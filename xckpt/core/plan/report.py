@@ -39,7 +39,7 @@ class Strictness:
         """The rules that a caller gave; ``strict`` speaks for those that are None.
 
         Raises:
-            ValueError: a rule is none of the three.
+            ValueError: a rule is not one of the three.
         """
         for name, rule in (("missing", missing), ("unexpected", unexpected)):
             if rule is not None and rule not in get_args(Severity):

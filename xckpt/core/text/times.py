@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def utc_text(seconds: float | None) -> str:
-    """Seconds since the epoch as a time in UTC; empty for what is no time.
+    """Seconds since the epoch as a time in UTC; empty for what is not a time.
 
     Example:
         >>> utc_text(60.0), utc_text(None), utc_text(1e30)
@@ -16,5 +16,5 @@ def utc_text(seconds: float | None) -> str:
         return ""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}Z"
-    except (OverflowError, ValueError, OSError):  # a number that is no time
+    except (OverflowError, ValueError, OSError):  # a number that is not a time
         return ""

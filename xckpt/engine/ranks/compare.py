@@ -10,7 +10,7 @@
    of a pipeline have other leaves each: the coordinator remembers what they have in common, and
    does not ask for it again.
 4. The speakers send a digest of each common leaf, and the coordinator says which differ on which
-   ranks. Leaves that only some ranks have are no fault.
+   ranks. Leaves that only some ranks have are not a fault.
 """
 
 from __future__ import annotations

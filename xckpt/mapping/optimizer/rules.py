@@ -314,7 +314,7 @@ def _moment_pattern(
 def _numbers(
     pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, MomentLeaf]
 ) -> tuple[str, dict[str, range]] | None:
-    """The moments' number as a sum of the indices, and their ranges; None if it is none."""
+    """The moments' number as a sum of the indices, and their ranges; None if it is not one."""
     if pattern.texts:
         return None
     points: dict[tuple[int, ...], int] = {}

@@ -35,7 +35,7 @@ def format_of_file(path: FilePath) -> str | None:
 
 
 def what_is_there(path: Path) -> str:
-    """A clause on what lies at a local path that is no folder; a format is named if it is read."""
+    """A clause on what lies at a local path and is not a folder; it names a format that is read."""
     format = None
     with suppress(OSError, StorageError):
         format = format_of_file(path) if path.is_file() else None  # a pipe would be waited for

@@ -67,7 +67,7 @@ UNREAD: Final = (
 
 
 def unread_format(name: str, first: bytes = b"") -> str:
-    """A clause on a file of a format that is not read; empty if it is none.
+    """A clause on a file of a format that is not read; empty for any other file.
 
     Args:
         name: the file's.

@@ -75,7 +75,7 @@ class HookWatch:
 
     @contextlib.contextmanager
     def hook(self, step: str, *, waits: bool = True, last: bool = False) -> Iterator[None]:
-        """Around a hook of ours.
+        """Around a hook of the writer or reader.
 
         Args:
             step: what it does.
