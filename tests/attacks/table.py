@@ -242,6 +242,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 ATTACKS = tuple(Attack(number, *row) for number, row in enumerate(_ROWS, 1))
 
+ANSWERS, KEYS = "attacks/test_odd_answers.py", "attacks/test_odd_keys.py"
 STRANGERS = "attacks/test_strangers.py"
 CALLS = "attacks/test_failing_calls.py"
 RELEASES = "attacks/test_two_releases.py"
@@ -306,6 +307,40 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "what was refused stays in memory": (
         "storage/foreign/test_concurrency.py::test_what_a_refused_item_has_read_is_forgotten",
+    ),
+    "buckets: bodies cut, longer, shifted, swapped; wrong lengths and ranges; pages to sign in": (
+        f"{ANSWERS}::test_odd_answers_to_reads",
+    ),
+    "buckets: 412, 409, 404, 500 of a write that was done or was not; no version, a weak one; "
+    "Retry-After of an hour; wrong clocks": (f"{ANSWERS}::test_odd_answers_to_writes",),
+    "buckets: deletions and writes that are said and not done": (
+        f"{ANSWERS}::test_deletions_that_are_said_and_not_done",
+        f"{ANSWERS}::test_writes_that_are_said_and_not_done",
+    ),
+    "buckets: redirects to itself, elsewhere, to a file": (f"{ANSWERS}::test_redirects",),
+    "buckets: listings that lack keys, repeat them, make some up, have no end": (
+        f"{ANSWERS}::test_odd_listings",
+    ),
+    "buckets: a manifest of before": (
+        f"{ANSWERS}::test_reads_that_are_late_see_the_checkpoint_before",
+    ),
+    "buckets: requests that come 1.5 s late": (
+        "storage/test_late_requests.py::test_a_manifest_that_arrives_amid_a_collection",
+        "storage/test_late_requests.py::test_a_deletion_that_arrives_after_a_save_to_the_same_keys",
+    ),
+    "buckets: a key that is the path, markers of folders, odd characters, older versions": (
+        f"{KEYS}::test_a_key_that_is_the_path_itself",
+        f"{KEYS}::test_markers_of_folders",
+        f"{KEYS}::test_a_marker_is_no_step_of_a_run",
+        f"{KEYS}::test_keys_of_odd_characters_stay",
+        f"{KEYS}::test_a_bucket_of_versions",
+    ),
+    "buckets: empty objects in place of others, keys that vanish between pages, packs that "
+    "change": (
+        f"{KEYS}::test_objects_in_place_of_others",
+        f"{KEYS}::test_keys_that_vanish_between_pages",
+        f"{KEYS}::test_steps_that_vanish_between_pages",
+        f"{KEYS}::test_a_chunk_that_changes_between_two_ranges",
     ),
     "absurd shapes of nothing": (f"{ARCHIVES}::test_an_absurd_shape_of_nothing_is_refused",),
 }

@@ -97,10 +97,16 @@ class Trickle:
 
 @dataclass(frozen=True)
 class Altered:
-    """The answer comes with other headers, and whole where a range was asked for."""
+    """What is asked is done, and the answer is another one."""
 
     headers: dict[str, str] = field(default_factory=dict[str, str])
     whole: bool = False
+    """Whether it has all of the object where a range was asked for."""
+    status: int = 0
+    content: Callable[[bytes], bytes] | None = None
+    """Makes its content of the true one; its length is told as it is."""
+    length: int | None = None
+    """Another length that is told; the connection is closed after it."""
 
 
 Fault: TypeAlias = "Answer | Silence | Reset | Trickle | Altered | None"
@@ -207,13 +213,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(0.05)
         else:
-            if isinstance(fault, Altered):
-                replaced = {name.lower() for name in fault.headers}
-                kept = {n: v for n, v in kept.items() if n.lower() not in replaced} | fault.headers
-            self._answer(answer.status, kept, data)
+            self._answer(*_altered(fault, answer.status, kept, data))
+            self.close_connection |= isinstance(fault, Altered) and fault.length is not None
 
-    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
-        self._head(status, headers, len(content))
+    def _answer(
+        self, status: int, headers: dict[str, str], content: bytes, length: int | None = None
+    ) -> None:
+        self._head(status, headers, len(content) if length is None else length)
         if self.command != "HEAD":
             self.wfile.write(content)
 
@@ -237,6 +243,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def _altered(
+    fault: Fault, status: int, headers: dict[str, str], content: bytes
+) -> tuple[int, dict[str, str], bytes, int | None]:
+    """The answer that a fault makes of another one."""
+    if not isinstance(fault, Altered):
+        return status, headers, content, None
+    replaced = {name.lower() for name in fault.headers}
+    headers = {n: v for n, v in headers.items() if n.lower() not in replaced} | fault.headers
+    made = content if fault.content is None else fault.content(content)
+    return fault.status or status, headers, made, fault.length
 
 
 @contextlib.contextmanager

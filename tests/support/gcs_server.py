@@ -6,6 +6,7 @@ this one does what the API's reference says of generations, ranges and listings.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -176,8 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
         if bucket is None:
             self._answer(404)
             return
-        # A token is a name: what is deleted between two pages moves no other name.
-        after, first = query.get("pageToken", ""), query.get("startOffset", "")
+        # A token stands for a name: what is deleted between two pages moves no other name.
+        after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
+        first = query.get("startOffset", "")
         with bucket.lock:
             names = sorted(
                 name
@@ -188,7 +190,8 @@ class _Handler(BaseHTTPRequestHandler):
             page = [bucket.resource(name) for name in names[:PAGE]]
         answer: dict[str, object] = {"kind": "storage#objects", "items": page}
         if len(names) > PAGE:
-            answer["nextPageToken"] = names[PAGE - 1]
+            # TensorStore sends it back as it is, without escapes.
+            answer["nextPageToken"] = base64.urlsafe_b64encode(names[PAGE - 1].encode()).decode()
         self._answer(200, json.dumps(answer).encode())
 
     def _condition_holds(self, bucket: Bucket, name: str, query: dict[str, str]) -> bool:

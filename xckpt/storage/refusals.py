@@ -27,6 +27,9 @@ UNREADABLE: Final = "unreadable"
 TOO_LARGE: Final = "memory"
 """The kind of another that says nothing about it: this reader has too little memory."""
 
+MOST_SAID: Final = 300
+"""Characters of an answer that are quoted."""
+
 StorageFailure: TypeAlias = OSError | ValueError | RuntimeError
 """What TensorStore and the system raise; NotImplementedError is a RuntimeError."""
 
@@ -73,10 +76,19 @@ _IN_BUCKETS: Final = (
         "(If-None-Match and If-Match of PUT): save to a storage that has them",
     ),
     (
+        r"code='409'",
+        "another request for the same object came at the same time: try again",
+    ),
+    (
         r"PERMISSION_DENIED|code='403'",
         "check what these credentials may do in the bucket: to save, xckpt lists, reads, writes "
         "and deletes (s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject; "
         "roles/storage.objectUser)",
+    ),
+    (
+        r"etag not found|Malformed (?:List|StorageGeneration)|[Ff]ailed to parse|Error parsing",
+        "this is no answer of such a storage: check what is in between, a proxy that asks to sign "
+        "in perhaps, and AWS_ENDPOINT_URL (for gs://, TENSORSTORE_GCS_HTTP_URL)",
     ),
     (
         r"connect|resolve|CURL|UNAVAILABLE|DEADLINE_EXCEEDED",
@@ -129,6 +141,14 @@ expired, or there are none: get new ones (`aws sso login`, `gcloud auth applicat
     """
     advice = _advice(where, error)
     return StorageError(f"{where}: {_said(where, error)}{f'; {advice}' if advice else ''}")
+
+
+def said_of(where: str, error: Exception) -> XckptError:
+    """An error of any kind as one of ours, for a text that goes on."""
+    if isinstance(error, XckptError):
+        return error
+    known = isinstance(error, (OSError, ValueError, RuntimeError))
+    return refusal(where, error if known else RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 def kind_of(error: XckptError, damage: str) -> str:
@@ -184,6 +204,8 @@ def _said(where: str, error: StorageFailure) -> str:
     body = _BODY.search(text)
     code = _NAMED.search(body[1]) if body else None
     text = _STATUS.sub(r" (HTTP \1)", _BODY.sub("", text))
+    if len(text) > MOST_SAID:  # what is no answer is quoted as it is, a page or a listing
+        text = f"{text[:MOST_SAID]} ..."
     name = next(filter(None, code.groups()), "") if code else ""
     return f"{text}: {name}" if name and name not in text else text
 

@@ -140,6 +140,8 @@ class Between:
                 self.seen = number_at(self._url)
                 self.outcome = outcome_of(self._act, self._url)
                 self.after = number_at(self._url)
+            except Exception as error:
+                self.outcome = Outcome(type(error).__name__, repr(error), ours=False)
             finally:
                 self.is_over.set()
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import xckpt
-from tests.support.faulty_bucket import Answer, Faults, FaultyBucket, Request, never
+from tests.support.faulty_bucket import Altered, Answer, Faults, FaultyBucket, Request, never
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
 from tests.support.stored import keys
 from xckpt.core.manifest.own_keys import object_sizes
@@ -117,6 +117,35 @@ def test_a_load_says_what_the_bucket_refused(bucket: FaultyBucket, code: int, ad
     bucket.fault = only(code, "Refused", "read")
     with pytest.raises(xckpt.StorageError, match=advice):
         xckpt.load(url, options=xckpt.LoadOptions(retries=0))
+
+
+def test_what_is_no_answer_of_a_bucket_is_called_so(bucket: FaultyBucket) -> None:
+    """A page of a network that asks to sign in; little of it is quoted."""
+    url, page = f"{bucket.url}/{bucket.name}", Altered(status=200, content=lambda _: b"<p>" * 9999)
+    bucket.fault = lambda request: page if request.listing else None
+    with pytest.raises(xckpt.StorageError, match="no answer of such a storage") as caught:
+        xckpt.save(url, STATE)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "status, code, advice",
+    [(404, "NoSuchKey", "though it holds what it held"), (409, "Conflict", "at the same time")],
+)
+def test_a_commit_that_is_refused_says_what_happened(
+    bucket: FaultyBucket, status: int, code: str, advice: str
+) -> None:
+    """404 is Amazon's answer to a condition on an object that has gone."""
+    url = f"{bucket.url}/{bucket.name}"
+    xckpt.save(url, STATE)
+    there, refused = keys(url), Answer(status, code)
+    bucket.fault = lambda request: (
+        refused if request.conditional and request.path.endswith("xckpt.json") else None
+    )
+    with pytest.raises(xckpt.StorageError, match=advice):
+        xckpt.save(url, STATE, overwrite=True, options=xckpt.SaveOptions(retries=0))
+    bucket.fault = never
+    assert xckpt.open(url).verify() == [] and set(there) <= set(keys(url))
 
 
 def test_a_storage_that_ignores_conditions_is_refused(

@@ -147,8 +147,15 @@ def taken_for_dead(target: Location) -> StorageError:
 def came_first(
     store: ts.KvStore, target: Location, old: bytes | None
 ) -> StorageError | CheckpointExistsError:
-    """The error of a save before whose commit the ``old`` manifest, or its absence, ended."""
-    if old is not None and answer(store.read(MANIFEST), target).state != "value":
+    """The error of a save whose manifest was refused: by what is there instead of the ``old``."""
+    read = answer(store.read(MANIFEST), target)
+    there = read.value if read.state == "value" else None
+    if there == old:
+        return StorageError(
+            f"{target}: the storage refused to write the manifest, though it holds what it held "
+            f"when this save began; this one is not committed: save again"
+        )
+    if there is None:
         return StorageError(
             f"{target}: the checkpoint that this save was to replace was deleted meanwhile; this "
             f"one is not committed: save again"

@@ -53,6 +53,7 @@ from xckpt.storage.commit.conditional import (
 from xckpt.storage.commit.folder import new_identity, sync_folder, sync_tree
 from xckpt.storage.commit.probe import ListingTrial, check_conditions, found_at, note_left
 from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.refusals import refusal
 
 REPLACED: Final = "xckpt.replaced"
 """Key in a generation: a copy of the manifest whose data lies outside of all generations."""
@@ -140,9 +141,9 @@ class KeyStaging:
             if written:
                 return
             raise StorageError(
-                f"{self.target}: the storage did not say whether it wrote the manifest ({error}); "
-                f"this save may still be committed, so what it wrote stays: load it, or save "
-                f"again with overwrite=True"
+                f"{refusal(str(self.target), error)}; whether the manifest was written is not "
+                f"known: this save may still be committed, so what it wrote stays: load it, or "
+                f"save again with overwrite=True"
             ) from error
         self.sent = False
         raise came_first(store, self.target, self.old)

@@ -35,11 +35,11 @@ import tensorstore as ts
 from xckpt.core.commit import Found, Place, decide
 from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
 from xckpt.core.text.shown import readable_bytes
-from xckpt.errors import StorageError, XckptError
+from xckpt.errors import StorageError
 from xckpt.storage.commit.conditional import KeyClaim
 from xckpt.storage.commit.folder import new_identity
 from xckpt.storage.location import Answer, Location, answer
-from xckpt.storage.refusals import is_permission, refusal
+from xckpt.storage.refusals import is_permission, refusal, said_of
 
 logger = logging.getLogger("xckpt")
 
@@ -105,7 +105,8 @@ def find_keys(
         return Found.UNFINISHED
     if keys is None:
         keys = [key.decode() for key in answer(store.list(), target)]
-    keys = [key for key in keys if not _BEGUN.fullmatch(key)]
+    # An empty key is the marker of a folder that a console has made.
+    keys = [key for key in keys if key and not _BEGUN.fullmatch(key)]
     if any(key.startswith(f"{GENERATIONS}/") for key in keys):
         return Found.UNFINISHED
     return Found.FOREIGN if keys else Found.NOTHING
@@ -249,7 +250,7 @@ def note_left(target: Location, left: Mapping[str, int], error: Exception, *, fa
     size = sum(left.values())
     about = f", {readable_bytes(size)}" if size else ""
     first = f", the first of them {target.child(keys[0])}" if keys else ""
-    why = error if isinstance(error, XckptError) else refusal(str(target), _plain(error))
+    why = said_of(str(target), error)
     text = (
         f"{target}: up to {len(keys):,} objects{about} that this save wrote or replaced could not "
         f"be removed{first}: {why}"
@@ -260,8 +261,3 @@ def note_left(target: Location, left: Mapping[str, int], error: Exception, *, fa
         handled = handled.__context__
     if handled is not None:
         handled.add_note(text)
-
-
-def _plain(error: Exception) -> OSError | ValueError | RuntimeError:
-    known = isinstance(error, (OSError, ValueError, RuntimeError))
-    return error if known else RuntimeError(f"{type(error).__name__}: {error}")

@@ -120,8 +120,11 @@ class Hidden:
                 if error is None:
                     break
                 if delay is None:
+                    from xckpt.storage.refusals import said_of  # rarely needed
+
+                    why = said_of(str(self.target), error)
                     raise StorageError(
-                        f"{self.target}: files of a checkpoint that was deleted are left ({error})"
+                        f"{self.target}: files of a checkpoint that was deleted are left: {why}"
                     ) from error
                 pace.rest(delay)
 
