@@ -12,7 +12,7 @@ from benchmarks.async_saves import PREPARED, XCKPT, AsyncSaves
 from benchmarks.conversion import Conversion
 from benchmarks.dcp import RowShard
 from benchmarks.deletions import Saves
-from benchmarks.deltas import LORA, UNCHANGED, Delta
+from benchmarks.deltas import LORA, ON_DISK, UNCHANGED, Delta
 from benchmarks.imports import Import
 from benchmarks.memory import SAVE, Extra
 from benchmarks.oracle_loader import ORACLES
@@ -196,10 +196,11 @@ def async_saves(figures: AsyncSaves) -> Iterator[Bar]:
 def deltas(figures: Sequence[Delta]) -> Iterator[Bar]:
     """An unchanged state, and an adapter beside a frozen model."""
     for each in figures:
-        if each.case == UNCHANGED:
-            yield _most("unchanged state: part of a full save's time", each.time_ratio, 0.1, "x")
+        if each.case in (UNCHANGED, ON_DISK):
+            what = "unchanged state" + (" on a disk" if each.case == ON_DISK else "")
+            yield _most(f"{what}: part of a full save's time", each.time_ratio, 0.1, "x")
             part = 100 * each.written_bytes / each.state_bytes
-            yield _most("unchanged state: part of its bytes written", part, 1, "%")
+            yield _most(f"{what}: part of its bytes written", part, 1, "%")
         if each.case == LORA:
             more = 100 * (each.written_bytes - each.changed_bytes) / each.state_bytes
             yield _most("adapter: written beyond its own bytes, of the state", more, 1, "%")

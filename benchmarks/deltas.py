@@ -6,12 +6,16 @@ In each `CASE` a state is saved, changed as a step of that kind of training chan
 2. with the first checkpoint as its base,
 
 in turns, to the same file system. Bytes are those of the files that no other checkpoint has.
+
+Files in memory take nothing but a copy, so that to hash an unchanged state once is much of it. On a
+disk a full save waits until all is there: an unchanged state is saved to one, too.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +33,7 @@ MATRIX = (2048, 4096)
 """Shape of a weight: 32 MiB in float32."""
 
 UNCHANGED = "nothing changed"
+ON_DISK = "nothing changed, files on a disk"
 LORA = "LoRA: rank 8 beside a frozen model"
 ADAMW = "AdamW: every weight and moment"
 
@@ -100,32 +105,42 @@ def cases(quick: bool) -> dict[str, tuple[State, Callable[[State], State]]]:
 
 
 def run(
-    directory: Path, rounds: int, quick: bool, tell: Callable[[str], object] = print
+    directory: Path,
+    rounds: int,
+    quick: bool,
+    tell: Callable[[str], object] = print,
+    *,
+    disk: Path | None = None,
 ) -> list[Delta]:
-    """All cases, each in a folder that is removed again."""
+    """All cases, each in a folder that is removed again; an unchanged state on ``disk``, too."""
     found: list[Delta] = []
     for case, (state, change) in cases(quick).items():
         tell(f"deltas: {case}")
-        folder = directory / "deltas"
-        changed = change(state)
-        differing = sum(changed[n].nbytes for n in state if changed[n] is not state[n])
-        delta = Delta(case, sum(array.nbytes for array in state.values()), differing)
-        base = str(folder / "base")
-        try:
-            xckpt.save(base, state)
-            for number in range(rounds + 1):
-                full, based = (
-                    _seconds(str(folder / "new"), changed, each) for each in (None, base)
-                )
-                if number:  # the first round warms up
-                    delta.full.append(full)
-                    delta.based.append(based)
-            xckpt.save(folder / "new", changed, base=base)
-            delta.written_bytes = _own_bytes(folder / "new")
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        found.append(delta)
+        found.append(_measured(case, state, change(state), directory / "deltas", rounds))
+        if case == UNCHANGED and disk is not None:
+            tell(f"deltas: {ON_DISK}")
+            with tempfile.TemporaryDirectory(prefix="xckpt-bench-", dir=disk) as folder:
+                found.append(_measured(ON_DISK, state, state, Path(folder) / "deltas", rounds))
     return found
+
+
+def _measured(case: str, state: State, changed: State, folder: Path, rounds: int) -> Delta:
+    """One case, in a folder that is removed again."""
+    differing = sum(changed[n].nbytes for n in state if changed[n] is not state[n])
+    delta = Delta(case, sum(array.nbytes for array in state.values()), differing)
+    base = str(folder / "base")
+    try:
+        xckpt.save(base, state)
+        for number in range(rounds + 1):
+            full, based = (_seconds(str(folder / "new"), changed, each) for each in (None, base))
+            if number:  # the first round warms up
+                delta.full.append(full)
+                delta.based.append(based)
+        xckpt.save(folder / "new", changed, base=base)
+        delta.written_bytes = _own_bytes(folder / "new")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return delta
 
 
 def _seconds(path: str, state: State, base: str | None) -> float:

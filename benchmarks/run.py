@@ -154,7 +154,9 @@ def run_conversion(run: Run) -> None:
 
 def run_deltas(run: Run) -> None:
     """Saves with a base."""
-    figures = deltas.run(run.directory, min(run.rounds, 3), run.quick, run.tell)
+    has_disk = is_memory_backed(run.directory) and not is_memory_backed(run.disk)
+    about = run.directory, min(run.rounds, 3), run.quick, run.tell
+    figures = deltas.run(*about, disk=run.disk if has_disk else None)
     run.results["deltas"] = [asdict(figure) for figure in figures]
     run.bars += bars.deltas(figures)
     report.show(run.console, report.deltas_table(figures))
