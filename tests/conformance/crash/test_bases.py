@@ -46,7 +46,7 @@ class BasedSlabs(Based, places.Slabs):
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
-        with mock.patch.object(sharing, "MANY_FOLDERS", 1):
+        with mock.patch.object(sharing, "MANY", 1):
             super().save(path, ranks, overwrite=overwrite)
 
 

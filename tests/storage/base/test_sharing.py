@@ -22,6 +22,7 @@ from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.run.names import OptionalBase
 from xckpt.storage.base.base import Base
 from xckpt.storage.base.chunks import FICLONE, BaseChunks
+from xckpt.storage.commit.batch import syncs_at_once
 from xckpt.storage.location import Location
 from xckpt.storage.read_checkpoint import read_manifest
 
@@ -100,6 +101,28 @@ def test_the_bytes_written_for_an_unchanged_state(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "a", state)
     xckpt.save(tmp_path / "b", state, base=tmp_path / "a")
     assert written_to(tmp_path / "b") < 0.01 * state["w"].nbytes
+
+
+def test_what_goes_with_shared_chunks_is_synced_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zarr.json takes two calls where it is synced by itself."""
+    if not syncs_at_once(tmp_path):
+        pytest.skip("the system syncs no file system in one call")
+    state = {f"w{number}": np.full(9, number) for number in range(40)}
+    xckpt.save(tmp_path / "a", state)
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "a")
+    assert not [path for path in synced if path.endswith(("/zarr.json", "/zarr.json.__lock"))]
+    assert len(synced) < 2 * len(state), synced
+    assert xckpt.open(tmp_path / "b").verify() == []
 
 
 def test_an_adapter_beside_a_frozen_model(tmp_path: Path) -> None:

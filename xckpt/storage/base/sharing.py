@@ -6,7 +6,8 @@
 3. Else, or where that fails, it is written (`xckpt.storage.chunks.write_chunks`), into a new file.
 4. A packed chunk that is equal waits until all are compared; then its pack is shared as a whole, or
    the chunk is packed again (`xckpt.storage.base.packs`).
-5. In the end the folders of the new names are synced.
+5. In the end the folders of the new names are synced; where there are many, with the zarr.json of
+   all arrays, in one call.
 
 With ``verify_base`` a file is read before it is shared: a damaged one is written again.
 """
@@ -19,6 +20,7 @@ import os
 import posixpath
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -47,8 +49,9 @@ from xckpt.storage.location import Location, answer, storage_errors
 
 logger = logging.getLogger("xckpt")
 
-MANY_FOLDERS = 16
-"""From this many on, folders are synced in one call if the system has it."""
+MANY = 16
+"""From so many chunks on, their new names and the zarr.json are synced in one call, where there is
+one."""
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
@@ -81,9 +84,15 @@ class SharingWrites(ChunkWrites):
         self._item: WriteItem | None = None
         """What is packed now."""
         self._base: BaseChunks | None = None
+        self._together = -1
+        """A descriptor of the folder, open since before it was written to, if one call syncs it."""
         try:
             with storage_errors(where):
                 os.makedirs(orders.location.path, exist_ok=True)
+                is_many = sum(array.count for array in orders.arrays) >= MANY
+                if is_many and syncs_at_once(Path(orders.location.path)):
+                    self._together = os.open(orders.location.path, os.O_RDONLY | os.O_CLOEXEC)
+                    self._beside = replace(orders.location, unsynced=True)
             self._base = BaseChunks(orders.base, orders.location.path)
             self._equal = EqualChunks(self._base, orders.location.path)
         except OSError as error:
@@ -211,22 +220,20 @@ class SharingWrites(ChunkWrites):
         return written
 
     def _sync(self) -> None:
-        folders = sorted(self._folders)
-        if len(folders) < MANY_FOLDERS or not syncs_at_once(Path(self._location.path)):
-            for folder in folders:
-                sync_folder(folder)
+        if self._together >= 0:
+            sync_all(self._together, ())
             return
-        descriptor = os.open(self._location.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            sync_all(descriptor, ())
-        finally:
-            os.close(descriptor)
+        for folder in sorted(self._folders):
+            sync_folder(folder)
 
     def close(self) -> None:
         """Release the base, and after a failure the writes under way."""
         super().close()
         if self._base is not None:
             self._base.close()
+        if self._together >= 0:
+            os.close(self._together)
+            self._together = -1
 
 
 def unit_digests(unit: Unit) -> list[tuple[int, bytes]]:
