@@ -141,6 +141,7 @@ class SinkWriter:
         finally:
             if self._sink is not None:
                 self._sink.close()
+            _attached.cache_clear()  # an executor's threads are this process's own
 
     def _begin(self, hosts: list[bytes]) -> bytes:
         """Prepare the output, or resume an earlier one; how many ranks a host has, at most."""

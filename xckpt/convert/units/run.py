@@ -152,6 +152,7 @@ class UnitShare:
         finally:
             for future in futures:
                 future.cancel()
+            _opened.cache_clear()  # an executor's threads are this process's own
 
 
 def run_unit(conversion: Conversion, identity: bytes, unit: WorkUnit, output: Output) -> bytes:
