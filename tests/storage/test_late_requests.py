@@ -18,13 +18,13 @@ import xckpt
 from tests.storage.commit.test_each_request import s3, server
 from tests.support.faulty_bucket import Fault, FaultyBucket, Request, Silence, never
 from tests.support.servers import environment, faulty_gcs, gcs
-from tests.support.stored import step_at
+from tests.support.stored import keys, step_at
 
 __all__ = ["environment", "faulty_gcs", "gcs", "s3", "server"]
 
 PLAIN = xckpt.SaveOptions(pack_bytes=0)
-LATE = 1.5
-"""Seconds that a request is on its way."""
+LATE = Silence(1.5)
+"""So many seconds a request is on its way."""
 _numbers = itertools.count()
 
 
@@ -33,12 +33,12 @@ def state(step: int) -> dict[str, object]:
 
 
 class Meanwhile:
-    """Holds up the first request of a kind, and makes a call while it is on its way."""
+    """Holds up the first request of a kind, or its answer, and makes a call meanwhile."""
 
     def __init__(
-        self, is_late: Callable[[Request], bool], act: Callable[[], object], seconds: float
+        self, is_late: Callable[[Request], bool], act: Callable[[], object], late: Silence
     ) -> None:
-        self._is_late, self._act, self._seconds = is_late, act, seconds
+        self._is_late, self._act, self._late = is_late, act, late
         self._thread: threading.Thread | None = None
         self.error: Exception | None = None
 
@@ -47,7 +47,7 @@ class Meanwhile:
             return None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        return Silence(self._seconds)
+        return self._late
 
     def _run(self) -> None:
         try:
@@ -69,12 +69,19 @@ def deletes_data(request: Request) -> bool:
 
 
 @pytest.mark.parametrize("old", [pytest.param(False, marks=pytest.mark.thorough), True])
-def test_a_manifest_that_arrives_amid_a_collection(server: FaultyBucket, old: bool) -> None:
+@pytest.mark.parametrize(
+    "on_its_way",
+    [LATE, pytest.param(Silence(3.0, done=True), marks=pytest.mark.thorough)],
+    ids=["the request", "the answer"],
+)
+def test_a_manifest_that_arrives_amid_a_collection(
+    server: FaultyBucket, on_its_way: Silence, old: bool
+) -> None:
     """The collection waits for it: what it names is there."""
     url = f"{server.url}/late{next(_numbers)}"
     if old:
         xckpt.save(url, state(1), options=PLAIN)
-    server.fault = late = Meanwhile(is_manifest, lambda: xckpt.gc(url, older_than=0), LATE)
+    server.fault = late = Meanwhile(is_manifest, lambda: xckpt.gc(url, older_than=0), on_its_way)
     xckpt.save(url, state(2), overwrite=old, options=PLAIN)
     late.wait()
     server.fault = never
@@ -97,3 +104,45 @@ def test_a_deletion_that_arrives_after_a_save_to_the_same_keys(server: FaultyBuc
     late.wait()
     server.fault = never
     assert late.error is None and step_at(url) == 3 and xckpt.open(url).verify() == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("late", [Silence(3.0), Silence(6.0)], ids=str)
+def test_a_manifest_later_than_a_look_is_good_for(
+    server: FaultyBucket, late: Silence, old: bool
+) -> None:
+    """The save looks at its claim again; what it wrote is collected, and the old is there."""
+    url = f"{server.url}/late{next(_numbers)}"
+    if old:
+        xckpt.save(url, state(1), options=PLAIN)
+    server.fault = meanwhile = Meanwhile(is_manifest, lambda: xckpt.gc(url, older_than=0), late)
+    with pytest.raises(xckpt.StorageError, match="taken for a dead one"):
+        xckpt.save(url, state(2), overwrite=old, options=PLAIN)
+    meanwhile.wait()
+    server.fault = never
+    xckpt.gc(url, older_than=0)
+    if old:
+        assert step_at(url) == 1 and xckpt.open(url).verify() == []
+    assert keys(url) == [] or old
+    xckpt.save(url, state(3), overwrite=True, options=PLAIN)
+    assert step_at(url) == 3
+
+
+@pytest.mark.thorough
+def test_a_look_counts_from_when_it_was_asked(server: FaultyBucket) -> None:
+    """Its answer comes after a collection has taken the claim over."""
+    url = f"{server.url}/late{next(_numbers)}"
+    xckpt.save(url, state(1), options=PLAIN)
+    server.fault = meanwhile = Meanwhile(
+        lambda request: request.method == "GET" and "generations" in request.path,
+        lambda: xckpt.gc(url, older_than=0),
+        Silence(5.0, done=True),
+    )
+    with pytest.raises(xckpt.StorageError, match="taken for a dead one"):
+        xckpt.save(url, state(2), overwrite=True, options=PLAIN)
+    meanwhile.wait()
+    server.fault = never
+    assert step_at(url) == 1
+    xckpt.gc(url, older_than=0)
+    assert step_at(url) == 1 and xckpt.gc(url, older_than=0) == []

@@ -76,6 +76,8 @@ class Silence:
     """The request is accepted and not answered, for some seconds or for ever."""
 
     seconds: float = 1e9
+    done: bool = False
+    """Whether the request is carried out before."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         request = Request(self.command, path, conditional, listing, content)
         self.server.seen.append(request)
         fault = self.server.fault(request)
-        if isinstance(fault, Silence):
+        if isinstance(fault, Silence) and not fault.done:
             self.server.released.wait(fault.seconds)
             if self.server.released.is_set():
                 self.close_connection = True
@@ -194,6 +196,8 @@ class _Handler(BaseHTTPRequestHandler):
             upstream.request(self.command, self.path, content or None, passed)
             answer = upstream.getresponse()
             data = answer.read()
+        if isinstance(fault, Silence) and fault.done:
+            self.server.released.wait(fault.seconds)
         kept = {
             name: value
             for name, value in answer.getheaders()
