@@ -193,6 +193,19 @@ class PathError(StorageError, ValueError):
     """The path names no place: it is empty, a URL without a bucket, or of an unknown scheme."""
 
 
+LONGEST_SAID: Final = 1 << 16
+"""Characters of an exception's message that go to other ranks, at most; of each note too."""
+
+
+def _said_by(error: BaseException) -> list[str]:
+    """An exception's message and notes, whatever its class makes of them."""
+    try:
+        said = [str(error), *map(str, getattr(error, "__notes__", ()))]
+    except Exception as fault:
+        said = [f"(what it says raises {type(fault).__name__})"]
+    return [printable_lines(each[:LONGEST_SAID]) for each in said]
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """What went wrong on one rank."""
@@ -219,8 +232,7 @@ class RankFailure:
             >>> failure.kind, failure.message, failure.cause
             ('BlockingIOError', 'busy', 'OSError')
         """
-        said = map(printable_lines, [str(error), *getattr(error, "__notes__", ())])
-        message = "\n  ".join(said)  # indented, as all further lines of a message
+        message = "\n  ".join(_said_by(error))  # indented, as all further lines of a message
         classes = _classes()
         cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
         follows = isinstance(error, XckptError) and error.is_consequence

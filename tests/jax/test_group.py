@@ -101,6 +101,16 @@ def meeting() -> Callable[[], object]:
     return lambda: group.broadcast(b"" if group.rank == 0 else None)
 
 
+def without_end() -> str:
+    """A timeout that never comes; the service counts milliseconds."""
+    group = JaxGroup(timeout=float("inf"))
+    return group.broadcast(b"all" if group.rank == 0 else None).decode()
+
+
+def test_a_timeout_may_be_endless() -> None:
+    assert run(without_end, 2) == ["all", "all"]
+
+
 def interleaved() -> list[str]:
     """Two groups of one process used in different orders, as a save in the background does."""
     from concurrent.futures import ThreadPoolExecutor

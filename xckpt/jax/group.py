@@ -46,6 +46,8 @@ from xckpt.jax.waits import Waits
 
 TIMEOUT = 1800.0
 """Seconds that a silent rank is waited for, unless a caller says otherwise."""
+LONGEST = 1e6
+"""Seconds that the service can be asked to wait, at most: it counts milliseconds."""
 
 _kept_plans: dict[int, KeptPlans] = {}
 """Coordinator -> the plans of the saves of all processes."""
@@ -89,7 +91,7 @@ class JaxGroup:
         if not 0 <= coordinator_rank < size:
             raise ValueError(f"coordinator_rank {coordinator_rank} is not in [0, {size})")
         self.rank, self.size, self.coordinator = rank, size, coordinator_rank
-        self._client = InTime(client)
+        self._client, timeout = InTime(client), min(timeout, LONGEST)
         self.timeout, self.processes = timeout, Processes("jax", np.arange(size))
         self.kept_plans = _kept_plans.setdefault(coordinator_rank, KeptPlans())
         self._warn_after, self._calls = warn_after, 0

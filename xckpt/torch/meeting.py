@@ -22,7 +22,7 @@ from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED
 from xckpt.engine.ranks.rendezvous import Invitation, invite, reach
 from xckpt.engine.ranks.star import Star
 from xckpt.engine.ranks.waiting import CLOSED, SILENT, Waiting, given_up, silence, wait_in_thread
-from xckpt.errors import RankFailure
+from xckpt.errors import RankFailure, RanksFailedError
 
 TAG: Final = 0x78636B70
 """The tag of a byte that is never sent; users have other tags."""
@@ -72,20 +72,19 @@ def join(
     waiting = Waiting(rank, coordinator, lambda: [coordinator])
     seconds = timeout if is_coordinator else timeout + GRACE_SECONDS
     note = partial(_leave_note, store, waiting)
-
-    def is_dead() -> bool:
-        return bool(deaths.of(coordinator))
-
+    is_dead = partial(deaths.of, coordinator)
     try:
-        has_met = wait_in_thread(partial(meet, meeting), waiting, seconds, is_dead)
-    except dist.DistError as error:
-        failures = [RankFailure(coordinator, CLOSED, f"the store of the process group: {error}")]
+        has_met = wait_in_thread(partial(meet, meeting), waiting, seconds, lambda: bool(is_dead()))
+    except RanksFailedError:
+        raise
+    except (OSError, RuntimeError) as error:
+        failures = [_unmet(error, rank, coordinator)]
+        note(failures)
         raise given_up(failures) from error
     if not has_met:
         meeting.is_over = True
-        death = deaths.of(coordinator)
         failures = [RankFailure(coordinator, SILENT, silence(timeout))]
-        if death:
+        if death := is_dead():
             failures = [RankFailure(coordinator, CLOSED, KILLED.format(death))]
         note(failures)
         raise given_up(failures)
@@ -93,6 +92,13 @@ def join(
     links = meeting.links
     noted = partial(_find_note, store, waiting)
     return Star(rank, group.size(), coordinator, links, note, deaths.of, noted), links
+
+
+def _unmet(error: Exception, rank: int, coordinator: int) -> RankFailure:
+    """Why the ranks did not meet: the store, or this process, which may open no file, failed."""
+    if isinstance(error, dist.DistError):
+        return RankFailure(coordinator, CLOSED, f"the store of the process group: {error}")
+    return RankFailure.of(rank, error)
 
 
 class _Meeting:
