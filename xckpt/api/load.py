@@ -110,8 +110,9 @@ def load(
             A Python number and a 0-d array are one leaf: a saved int fills an int32 or float32
             array, a saved 0-d float32 array a Python float, where no value changes. ``cast`` also
             lets a float be rounded, and a number become one of another kind if it stays the same.
-            A Python value of another type, a str for an int, is an error as another dtype is; a
-            None on either side fits any Python value, and what is stored comes back.
+            Between two Python numbers the stored one comes back as it was. Any other Python value
+            of another type, a str for an int, is an error as another dtype is; a None on either
+            side fits any Python value, and what is stored comes back.
         at: name of a container or leaf of the checkpoint, such as ``"model"``: only what is below
             it is loaded, ``like`` is a tree of that, and leaf names count from there.
         select: patterns of leaf names: only what fits one is loaded, the rest of ``like`` is

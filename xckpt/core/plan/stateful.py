@@ -8,10 +8,8 @@ shorter. So the checkpoint decides wherever the object has nothing to load into:
    checkpoint has anything there.
 2. At such a place the leaves and containers are the checkpoint's. The object gives a target for
    each tensor there (`ObjectState.like`); it is always a new one.
-3. A number takes a stored one of any kind, as the object does: a scheduler counts epochs by ints,
-   then by fractions.
-4. Everywhere else the object's leaves are targets as in any tree.
-5. Once all is read, the state is built from both, and handed to the object.
+3. Everywhere else the object's leaves are targets as in any tree.
+4. Once all is read, the state is built from both, and handed to the object.
 """
 
 from __future__ import annotations
@@ -22,9 +20,8 @@ from functools import cached_property
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import ObjectState
-from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.names import split_name
-from xckpt.core.targets.numbers import NUMBERS
 from xckpt.core.tree import FlatTree, rebuild, unflatten
 from xckpt.core.values import value_kind
 
@@ -112,9 +109,6 @@ class LoadedObjects:
                 for leaf in self._stored.below(place):
                     self.likes[leaf] = self._like(state, leaf, name)
                     self.fresh.add(leaf)
-            for leaf in own.below(name):
-                if self._are_numbers(leaf):
-                    self.likes[leaf] = None
 
     def states(self, loaded: Mapping[str, object]) -> dict[str, object]:
         """Object name -> its loaded state.
@@ -144,12 +138,6 @@ class LoadedObjects:
         """Give each object its loaded state."""
         for name, tree in self.states(loaded).items():
             self.flat.objects[name].load(tree)
-
-    def _are_numbers(self, leaf: str) -> bool:
-        """Whether a leaf is a Python number on both sides."""
-        stored = self._metadata.state_dict_metadata.get(leaf)
-        wanted = value_kind(self.likes.get(leaf))
-        return isinstance(stored, BytesStorageMetadata) and {stored.kind, wanted} <= NUMBERS
 
     def _like(self, state: ObjectState, leaf: str, name: str) -> object:
         stored = self._metadata.state_dict_metadata[leaf]

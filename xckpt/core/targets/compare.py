@@ -62,8 +62,8 @@ def compare(
             if target is not None:
                 difference = _value_difference(target, stored.kind, cast)
             else:
+                kind = "type"
                 difference = _type_difference(stored.kind, value_kind(likes.get(name)))
-            kind = "type" if target is None or isinstance(target, NumberTarget) else kind
         elif target is None:
             difference = (
                 f"the checkpoint holds {named(stored.properties.dtype)} tensor of shape "
@@ -80,27 +80,28 @@ def compare(
 
 
 def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
-    """Why a stored Python value cannot fill a tensor or another number; empty if it may."""
+    """Why a stored Python value cannot fill a tensor; empty if it may."""
     if kind == "opaque":
         return _OPAQUE.format("tensor")
     if tuple(target.shape) or kind not in NUMBERS:
         return f"the checkpoint holds a Python {kind}, not a tensor"
-    wanted = target.kind if isinstance(target, NumberTarget) else target.dtype
-    return number_difference(kind, wanted, cast=cast) if wanted else ""
+    return number_difference(kind, target.dtype, cast=cast) if target.dtype else ""
 
 
 def _type_difference(stored: str, wanted: str | None) -> str:
     """Why a stored value is of another Python type than the one wanted; empty if it may be.
 
-    A None on either side fits any value: an optional one may not be there yet, such as the last of
-    ``random.getstate()``. Objects that were serialised are left to `opaque_differences`.
+    Numbers of all kinds are one type. A None on either side fits any value: an optional one may not
+    be there yet, such as the last of ``random.getstate()``. Objects that were serialised are left
+    to `opaque_differences`.
 
     Example:
         >>> _type_difference("str", "int"), _type_difference("str", "None")
         ('a Python str in the checkpoint, a Python int wanted', '')
     """
-    alike = wanted in (None, "None", stored) or stored in ("None", "opaque")
-    return "" if alike or wanted is None else types_differ(stored, wanted)
+    if wanted is None or wanted == stored or {wanted, stored} <= NUMBERS:
+        return ""
+    return "" if wanted == "None" or stored in ("None", "opaque") else types_differ(stored, wanted)
 
 
 def _is_alike(target: TargetLeaf, stored: TensorStorageMetadata) -> bool:

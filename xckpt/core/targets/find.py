@@ -1,7 +1,7 @@
 """What a target tree asks for: a target for each leaf, a place for a value, or nothing.
 
-1. A Python value takes what is stored; a number also what a 0-d array or a number of another kind
-   holds (`xckpt.core.targets.numbers`).
+1. A Python value takes what is stored; a number also what a 0-d array holds
+   (`xckpt.core.targets.numbers`).
 2. What an adapter owns becomes a target. A like that says only where (a sharding) takes the stored
    shape and dtype first (`Adapter.prepared`).
 3. A None takes a stored container without leaves. A function, and in a registered class (an

@@ -2,8 +2,7 @@
 
 Frameworks turn one into the other on the way (a step counter is a Python int until it has gone
 through `jax.jit`), so a saved 0-d array loads into a Python number, and a saved number into a 0-d
-array. The kinds are ``bool``, ``int``, ``float`` and ``complex``; the rules, for two numbers as for
-a number and an array:
+array. The kinds are ``bool``, ``int``, ``float`` and ``complex``; the rules:
 
 1. Of one kind, they are exchanged where no value changes. An int that the array's dtype cannot hold
    is refused. A float that it would round needs ``cast``, unless the array is weakly typed, as JAX
@@ -13,6 +12,8 @@ a number and an array:
 3. Any other kind needs ``cast``, and then also a value that survives it: 3.0 becomes 3, 3.5 is
    refused.
 4. Only a finite float is rounded, to a finite one that is not 0.
+5. Between two Python numbers there is nothing to convert: the stored one comes back as it was. So
+   an optimizer that was made with ``weight_decay=0`` takes the stored 0.01.
 
 `number_difference` applies the rules that need no value, before anything is read; `as_element` and
 `as_number` apply the others.
@@ -62,13 +63,13 @@ def number_kind(dtype: str) -> str:
 
 @dataclass(slots=True)
 class NumberTarget:
-    """A Python number to be loaded from a stored 0-d array, or from a number of another kind."""
+    """A Python number to be loaded from a stored 0-d array."""
 
     name: str
     kind: str
     """The number's type: ``int``, say."""
     stored: str
-    """The array's dtype, or the stored number's kind."""
+    """The array's dtype."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
     """Empty: the array is read as it is stored."""
@@ -91,14 +92,6 @@ class NumberTarget:
         """
         self._number = as_number(self.buffer(index), self.stored, self.kind, self.name)
 
-    def take(self, value: Number) -> None:
-        """Make a number of a stored one.
-
-        Raises:
-            TreeMismatchError: the value would change.
-        """
-        self._number = _converted(value, self.kind, self.name)
-
     def result(self) -> Number:
         """The number."""
         return self._number
@@ -107,16 +100,10 @@ class NumberTarget:
 def number_target(
     name: str, kind: str, stored: TensorStorageMetadata | BytesStorageMetadata | None
 ) -> NumberTarget | None:
-    """A target for a Python number of this kind if it has to be made of what is stored, else None.
-
-    Made it is of a 0-d array, or of a number of another kind.
-    """
-    if kind not in _TYPES or stored is None:
+    """A target for a Python number of this kind if a 0-d array is stored, else None."""
+    if kind not in _TYPES or not isinstance(stored, TensorStorageMetadata) or stored.size:
         return None
-    if isinstance(stored, BytesStorageMetadata):
-        converts = stored.kind in _TYPES and stored.kind != kind
-        return NumberTarget(name, kind, stored.kind) if converts else None
-    return None if stored.size else NumberTarget(name, kind, stored.properties.dtype)
+    return NumberTarget(name, kind, stored.properties.dtype)
 
 
 def number_difference(stored: str, wanted: str, *, cast: bool) -> str:
@@ -210,14 +197,11 @@ def as_element(value: Number, dtype: str, name: str, *, rounds: bool) -> NDArray
 
 
 def fill(target: TargetLeaf, value: Number, name: str, adapters: Adapters, *, cast: bool) -> None:
-    """Put a stored Python number into a 0-d target, or a number's.
+    """Put a stored Python number into a 0-d target.
 
     Raises:
-        TreeMismatchError: the target cannot hold it.
+        TreeMismatchError: the target's dtype cannot hold it.
     """
-    if isinstance(target, NumberTarget):
-        target.take(value)
-        return
     dtype = target.dtype or _WIDEST[type(value).__name__]
     rounds = cast or bool(getattr(target, "weak_type", False))
     element = as_element(value, dtype, name, rounds=rounds)
