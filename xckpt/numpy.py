@@ -23,8 +23,9 @@ from xckpt.core.plan.new_leaves import weightless
 from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 
-_MAKING = threading.Lock()
-"""Held while a target, which has no lock of its own, makes its array."""
+_MAKING = threading.RLock()
+"""Held while a target, which has no lock of its own, makes its array; a handler of signals may come
+in between and load as well."""
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -211,3 +212,22 @@ def test_the_first_calls_of_two_threads_share_what_is_in_memory(
     monkeypatch.setattr(ts, "Context", slowly)
     at_once(*(partial(xckpt.save, f"memory://first/{n}", {"n": n}) for n in range(2)))
     assert [xckpt.load(f"memory://first/{n}") for n in range(2)] == [{"n": 0}, {"n": 1}]
+
+
+def test_a_signal_may_come_while_the_first_context_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler may save, too, in the thread that waits for the context."""
+    make, handled = ts.Context, list[ts.Context]()
+
+    def interrupted(*about: Any) -> ts.Context:
+        if not handled:
+            handled.append(make())
+            handled.append(location.context())
+        return make(*about)
+
+    for name in ("_base", "_context"):
+        monkeypatch.setattr(location, name, functools.cache(getattr(location, name).__wrapped__))
+    monkeypatch.setattr(ts, "Context", interrupted)
+    thread = threading.Thread(target=location.context, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for itself"

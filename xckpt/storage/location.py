@@ -47,7 +47,7 @@ DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
 """Delays between two tries. TensorStore's defaults wait 15 minutes for a dead endpoint."""
 REQUESTS: Final = 128
 """Concurrent requests in a bucket; TensorStore's own 32 take 2.5 times as long at 30 ms each."""
-_STARTING: Final = threading.Lock()  # else two first contexts would have a ``memory://`` each
+_STARTING = threading.RLock()  # else two first contexts would have a ``memory://`` each
 _STALL: Final = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
 """Seconds without a byte after which curl gives up a request; read once in a process."""
 
@@ -254,13 +254,13 @@ def _check_address_space() -> None:
         )
 
 
-_forked = False
-"""Whether this process was forked from one that had used TensorStore."""
+_forked = False  # whether this process was forked from one that had used TensorStore
 
 
 def _note_fork() -> None:
-    global _forked
-    _forked = _base.cache_info().currsize > 0 or _STARTING.locked()
+    global _forked, _STARTING
+    _forked = _base.cache_info().currsize > 0 or not _STARTING.acquire(blocking=False)
+    _STARTING = threading.RLock()  # a thread that is not here may have had the other
 
 
 os.register_at_fork(after_in_child=_note_fork)

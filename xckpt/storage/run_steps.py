@@ -245,7 +245,7 @@ class Remover:
         self._tasks: dict[Future[None], str] = {}
         self._left: list[Hidden] = []
         """What could not be deleted yet."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Held while `_tasks` or `_left` is looked at or changed."""
         self.gone: set[str] = set()
         """Folder names of the steps that were deleted or hidden."""

@@ -19,7 +19,7 @@ from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Extent
 from xckpt.torch.leaf import reachable
 
-_MAKING = threading.Lock()
+_MAKING = threading.RLock()
 """Held by plain targets, which have no locks of their own, while memory is made."""
 
 

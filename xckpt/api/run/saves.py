@@ -78,7 +78,7 @@ class RunSaves:
         self._going: tuple[SaveFuture, StepRecord] | None = None
         """The save in the background."""
         self._shares = False  # whether it has a base
-        self._noting = threading.Lock()  # held by the one thread that notes the end of a save
+        self._noting = threading.RLock()  # held by the one thread that notes the end of a save
         self._decided: tuple[int | None, Decision] | None = None
         """The result of `preview`, for the `decide` that follows."""
         self._fault: Exception | None = None
