@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,8 @@ def test_the_independent_reader_deals_with_saved_inputs(monkeypatch: pytest.Monk
     errors = (XckptError, *reader.errors)
     monkeypatch.setattr(checkpoints, "XckptError", errors)
     monkeypatch.setattr(checkpoints, "_load", lambda copy, way: reader.load(copy.path))
-    outcomes = Counter(checkpoints.checkpoint(content) for content in inputs("checkpoint"))
+    few = inputs("checkpoint")[::3]
+    outcomes = Counter(checkpoints.checkpoint(content) for content in few)
     assert {"refused", "loaded"} <= set(outcomes)
 
 
@@ -52,15 +54,13 @@ def test_every_target_gets_a_share() -> None:
     assert SHARES.keys() == TARGETS.keys()
 
 
-def findings(target: str) -> list[str]:
+def findings(target: str) -> Iterator[str]:
     run = load(target)
-    found = []
     for content in inputs(target):
         try:
             run(content)
         except Exception as error:
-            found.append(f"{type(error).__name__}: {error}")
-    return found
+            yield f"{type(error).__name__}: {error}"
 
 
 def test_a_reader_that_compares_no_digests_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,13 +75,12 @@ def test_a_reader_that_compares_no_digests_is_found_out(monkeypatch: pytest.Monk
 
 def test_a_reader_that_compares_no_zarr_json_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Integrity, "_problem", lambda *arguments: "")
-    found = findings("checkpoint")
-    assert any("zarr.json is not what was saved" in each for each in found)
+    assert any("zarr.json is not what was saved" in each for each in findings("checkpoint"))
 
 
 def test_rules_that_are_not_kept_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "problems", lambda manifest: [])
-    assert len(findings("manifest")) > 10
+    assert len(list(findings("manifest"))) > 10
 
 
 def test_what_takes_too_long_or_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
