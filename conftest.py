@@ -108,8 +108,6 @@ def pytest_collection_finish() -> None:
     # Modules and tests stay to the end: no look for garbage goes through them.
     gc.freeze()
     gc.enable()
-    # Fewer looks than by default: Hypothesis makes many objects, which live for an example each.
-    gc.set_threshold(10_000)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -114,7 +114,7 @@ def example_journey() -> list[tuple[Case, NamedSharding]]:
     return [(Case((14, 12), "bfloat16", "2x2", (0, 0)), sharding)]
 
 
-@examples(8, 150)
+@examples(4, 150)
 @given(journeys=JOURNEYS)
 @example(journeys=example_journey())
 def test_torch_saves_and_jax_loads(
@@ -134,7 +134,7 @@ def test_torch_saves_and_jax_loads(
         same(leaf, random_bits(case))
 
 
-@examples(8, 150)
+@examples(4, 150)
 @given(journeys=JOURNEYS, in_place=st.booleans())
 @example(journeys=example_journey(), in_place=True)
 def test_jax_saves_and_torch_loads(

@@ -351,7 +351,10 @@ saving = xckpt.save_async(sys.argv[1], state, planner=Slow())
 """
 
 
-@pytest.mark.parametrize("ending, code", [("", 0), ("sys.exit(3)", 3), ("1 / 0", 1)])
+@pytest.mark.parametrize(
+    "ending, code",
+    [("", 0), ("1 / 0", 1), pytest.param("sys.exit(3)", 3, marks=pytest.mark.thorough)],
+)
 def test_the_interpreter_waits_for_a_save(tmp_path: Path, ending: str, code: int) -> None:
     ended = end_of(SLOW + ending, tmp_path / "a")
     assert ended.returncode == code

@@ -7,7 +7,6 @@ function returned (JSON), in process order.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -100,7 +99,6 @@ def _serve(
     args: tuple[object, ...],
 ) -> None:
     """Join the job, run the function, send its answer."""
-    gc.freeze()  # what was imported: no look for garbage goes through it
     os.environ.clear()
     os.environ.update(environment)
     import jax

@@ -124,7 +124,7 @@ def on_rank_load(
     return held
 
 
-@examples(8, 150)
+@examples(4, 150)
 @given(journey=journeys(), how=st.sampled_from(["new", "meta", "in place"]))
 @example(
     journey=(

@@ -54,7 +54,7 @@ def on_rank_journey(rank: int, path: Path, saved: list[Case], loaded: list[Case]
     return held
 
 
-@examples(8, 150)
+@examples(4, 150)
 @given(journey=journeys())
 def test_any_dtensors_come_back_on_any_mesh(
     four_ranks: Ranks, folders: Iterator[Path], journey: tuple[list[Case], list[Case]]

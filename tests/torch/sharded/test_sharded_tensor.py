@@ -169,7 +169,7 @@ FIVE_OVER_FOUR = Cut((5, 3), "float32", (0, 1, 2, 3), dim=0)
 """Its last shard is empty and begins at row 6."""
 
 
-@examples(10, 200)
+@examples(5, 200)
 @given(journey=journeys(), how=st.sampled_from(["new", "meta", "in place"]))
 @example(journey=([FIVE_OVER_FOUR], "four", [FIVE_OVER_FOUR]), how="new")
 @example(

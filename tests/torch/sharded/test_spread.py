@@ -153,7 +153,7 @@ def contents(path: Path) -> dict[str, str]:
 EVEN = [Case((8, 3), "float32", "4", (0,))] * 3 + [Case((7, 5), "int64", "2x2", (None, 1))]
 
 
-@examples(6, 100)
+@examples(4, 100)
 @given(st.lists(cases(), min_size=1, max_size=4))
 @example(EVEN)
 def test_saves_are_as_if_one_rank_had_planned_them(
