@@ -128,6 +128,19 @@ def test_what_is_no_answer_of_a_bucket_is_called_so(bucket: FaultyBucket) -> Non
     assert len(str(caught.value)) < 600
 
 
+def test_a_deletion_needs_a_listing_that_has_the_manifest(bucket: FaultyBucket) -> None:
+    """Google's storage lists nothing to who may not list: the data would be left, and unseen."""
+    url = f"{bucket.url}/{bucket.name}"
+    xckpt.save(url, STATE)
+    there = keys(url)
+    blind = Altered(content=lambda page: page.replace(b"xckpt.json", b"other"))
+    bucket.fault = lambda request: blind if request.listing else None
+    with pytest.raises(xckpt.StorageError, match=r"does not list xckpt\.json.*may not list"):
+        xckpt.delete(url)
+    bucket.fault = never
+    assert keys(url) == there and xckpt.open(url).verify() == []
+
+
 @pytest.mark.parametrize(
     "status, code, advice",
     [(404, "NoSuchKey", "though it holds what it held"), (409, "Conflict", "at the same time")],
