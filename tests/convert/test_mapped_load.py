@@ -87,6 +87,16 @@ def test_what_does_not_fit_is_listed(stored: str) -> None:
     assert loaded == {"head": 5, "step": 11}
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_value_of_another_type_is_refused(strict: bool) -> None:
+    xckpt.save("memory://typed", {"w": np.ones((2, 3)), "step": 3}, overwrite=True)
+    mapping = Mapping([Rule("w", "k", [Transpose((1, 0))])])
+    like: dict[str, Any] = {"k": np.zeros((3, 2)), "step": "three"}
+    with pytest.raises(TreeMismatchError, match="step: a Python int in the checkpoint, a Python"):
+        xckpt.load("memory://typed", like, mapping=mapping, strict=strict)
+    assert xckpt.load("memory://typed", like | {"step": None}, mapping=mapping)["step"] == 3
+
+
 def test_tied_weights_that_differ_are_an_error_before_anything_is_loaded() -> None:
     words = np.arange(12, dtype=np.float32).reshape(4, 3)
     mapping = Mapping([Rule(["embed", "head"], "embed/kernel", [Untie(2), Transpose((1, 0))])])
