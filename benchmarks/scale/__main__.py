@@ -9,6 +9,7 @@
 | ``--hosts`` | what hosts read that want the same (`benchmarks.scale.hosts`) |
 | ``--amplification`` | what is read in vain by ranks that cut otherwise (`.amplification`) |
 | ``--leaves`` | many small leaves, beside DCP and Orbax (`benchmarks.scale.leaves`) |
+| ``--dtensors`` | a rank's describing of its DTensors (`benchmarks.scale.dtensors`) |
 | ``--dcp-plans`` | DCP's plans, with its cache and without (`benchmarks.scale.dcp_plans`) |
 | ``--all`` | all of these |
 
@@ -30,7 +31,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.scale import bucket, dcp_plans, leaves, line, readers, tables
+from benchmarks.scale import bucket, dcp_plans, dtensors, leaves, line, readers, tables
 from benchmarks.scale.amplification import MADE_FOR, PAIRS, amplification, pairs
 from benchmarks.scale.hosts import HOSTS, loads_of
 from benchmarks.scale.loads import simulate_load
@@ -95,6 +96,12 @@ def _leaves(quick: bool) -> Figures:
     return [leaves.measure(name, 500 if quick else count) for name, count in leaves.CASES]
 
 
+def _dtensors(quick: bool) -> Figures:
+    if quick:
+        return [asdict(dtensors.describe(16, 20, rounds=2))]
+    return [asdict(dtensors.describe(*case)) for case in dtensors.CASES]
+
+
 def _dcp_plans(quick: bool) -> Figures:
     return dcp_plans.measure(16, 20) if quick else dcp_plans.measure()
 
@@ -107,6 +114,7 @@ SECTIONS: dict[str, tuple[Callable[[bool], Figures], Callable[[Sequence[Any]], T
     "hosts": (_hosts, tables.hosts),
     "amplification": (_amplification, tables.amplification),
     "leaves": (_leaves, tables.leaves),
+    "dtensors": (_dtensors, tables.dtensors),
     "dcp_plans": (_dcp_plans, tables.dcp_plans),
 }
 """Key of the results -> what measures it, and its table."""

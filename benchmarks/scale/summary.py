@@ -78,6 +78,12 @@ def _loads(results: Mapping[str, Any]) -> Iterator[str]:
     yield _row("any other rank's part, but for its reading, s", f"{most['rank']:.3f}", "")
 
 
+def _dtensors(results: Mapping[str, Any]) -> Iterator[str]:
+    most = max(results["dtensors"], key=lambda each: each["ranks"] * each["tensors"])
+    what = f"describe {most['tensors']:,} DTensors of {most['ranks']:,} ranks: first save, again, s"
+    yield _row(what, f"{most['first']:.3f}, {most['again']:.3f}", "")
+
+
 def _leaves(results: Mapping[str, Any]) -> Iterator[str]:
     ours, *others = results["leaves"]
     what = f"{ours['count']:,} leaves of 1 to 4 KiB"
@@ -143,6 +149,7 @@ def _hosts(results: Mapping[str, Any]) -> Iterator[str]:
 _ROWS = {
     "scale": _plans,
     "loads": _loads,
+    "dtensors": _dtensors,
     "leaves": _leaves,
     "bucket": _requests,
     "line": _line,

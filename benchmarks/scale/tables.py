@@ -133,6 +133,16 @@ def _beside(turns: dict[str, Any]) -> tuple[int, str, str]:
     return turns["line"], turns["call"], turns["contender"]
 
 
+def dtensors(figures: Sequence[dict[str, Any]]) -> Table:
+    """What a rank takes to describe its state."""
+    title = "DTensors described by torch's adapter, and what the rank knows of all plans (ms)"
+    table = _numbers(title, "ranks x tensors", "first save", "later saves, median", "least")
+    for each in figures:
+        spent = (f"{each[which] * 1e3:.1f}" for which in ("first", "again", "least"))
+        table.add_row(f"{each['ranks']:,} x {each['tensors']:,}", *spent)
+    return table
+
+
 def dcp_plans(figures: Sequence[dict[str, Any]]) -> Table:
     """What torch's own plans take."""
     table = Table(title="DCP's plans: the coordinator (processor s)")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
-from benchmarks.scale import hosts
+from benchmarks.scale import dtensors, hosts
 from benchmarks.scale.amplification import amplification, pairs
 from benchmarks.scale.loads import simulate_load
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import Placed, simulate
 from tests.support.counted_bucket import environment_of
 from xckpt.core.geometry.spread import Processes
-from xckpt.core.plan import save_checks
+from xckpt.core.manifest import objects
 from xckpt.core.plan.items import WriteItems
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.adapters import loaded_adapters
@@ -65,7 +66,7 @@ def test_ranks_alone_say_as_much_of_many_tensors_as_of_few(name):
 
 
 def test_a_simulated_save_may_have_any_number_of_objects(monkeypatch):
-    for module in (write_checkpoint, save_checks):
+    for module in (write_checkpoint, objects):
         monkeypatch.setattr(module, "MANY_OBJECTS", 10)
     (saved,) = simulate(PLACEMENTS["ragged"](16, 20), saves=1)
     assert saved.manifest > 0
@@ -108,3 +109,8 @@ def test_readers_that_cut_otherwise_read_little_in_vain():
     assert after.mean <= 2.0 and after.most <= 8
     assert after.host_mean <= 1.1 and after.host_most <= 2
     assert after.objects == before.objects
+
+
+def test_a_rank_describes_its_dtensors():
+    described = dtensors.describe(16, 12, rounds=1)
+    assert described.first > 0 and described.again > 0 and not dist.is_initialized()

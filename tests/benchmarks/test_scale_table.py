@@ -47,6 +47,7 @@ RESULTS: dict[str, Any] = {
         {"placement": "fsdp", "ranks": 10, "tensors": 1000, "plan": 0.5, "rank": 0.01}
         | {"up": [9, 900, 9], "down": [9, 9 << 20, 99, 9]}
     ],
+    "dtensors": [{"ranks": 10240, "tensors": 1000, "first": 0.02, "again": 0.007, "least": 0.006}],
     "leaves": [
         {"contender": name, "count": count, "save": 1.26, "load": 2.0, "open": 0.5, "ls": -1.0}
         | {"files": 1234, "memory": 1 << 20}

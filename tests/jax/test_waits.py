@@ -206,3 +206,30 @@ def test_a_failure_that_is_heard_is_that_of_the_save(service: Service) -> None:
     other._notes.leave(failures)
     for call in (lambda: waits.heed("parts", time.monotonic() + LONG, 0.0), waits.next_step):
         assert "the disk is full" in str(failure(call))
+
+
+def test_only_the_coordinator_reads_how_all_ranks_are(service: Service) -> None:
+    """Each of 10,240 ranks would else read 10,240 notes, every 0.7 s."""
+    coordinator, *others = (rank(service, number) for number in range(3))
+    for waits in (coordinator, *others):
+        waits._notes.say_alive(0.0)
+    read: list[int] = []
+    get = service.key_value_dir_get_bytes
+
+    def counted(key: str) -> list[tuple[str, bytes]]:
+        found = get(key)
+        read.append(len(found))
+        return found
+
+    service.key_value_dir_get_bytes = counted  # type: ignore[method-assign]
+    for waits in (coordinator, *others):
+        waits._notes.look()
+    assert read == [3, 1, 1]
+    assert [sorted(waits._notes._heard) for waits in (coordinator, *others)] == [
+        [0, 1, 2],
+        [0],
+        [0],
+    ]
+    others[0]._notes.suspect([2])
+    others[1]._notes.look()
+    assert others[1]._notes.suspects_some

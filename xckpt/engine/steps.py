@@ -146,8 +146,12 @@ def broadcast(group: Group, step: str, decide: Callable[[], bytes]) -> bytes:
     return _answer_for_all(group, step, verdicts, caught)
 
 
+BARE: Final = -15
+"""zlib's stream without head and checksum: most answers are a few bytes."""
+
+
 def _compress(answer: bytes) -> bytes:
-    return zlib.compress(answer, level=1)
+    return zlib.compress(answer, level=1, wbits=BARE)
 
 
 def _answer_for_all(
@@ -155,7 +159,7 @@ def _answer_for_all(
 ) -> bytes:
     """The coordinator's one answer, at every rank."""
     verdict = group.broadcast(verdicts[0] if verdicts else None)
-    return zlib.decompress(_answer(step, verdict, caught))
+    return zlib.decompress(_answer(step, verdict, caught), wbits=BARE)
 
 
 def _reduce(

@@ -7,7 +7,9 @@
    or load with another call (or the coordinator: any rank), gives up.
 4. A rank that works, or a coordinator that waits itself, leaves a note that it is alive, in place
    of the last one; it says how long ago it made progress.
-5. Writing takes only a moment, even if the process that has the service is stopped.
+5. Only the coordinator waits for all ranks, so only it reads all notes; what others look at is
+   below ``all``. With the notes of each rank that works, each look of each rank would be as long.
+6. Writing takes only a moment, even if the process that has the service is stopped.
 """
 
 from __future__ import annotations
@@ -86,17 +88,18 @@ class Notes:
 
     def say_alive(self, seconds_ago: float) -> None:
         """Say that this rank makes progress."""
-        self._write(f"alive/{self._rank}", (next(self._beats), seconds_ago), again=True)
+        folder = "all/alive" if self._rank == self._coordinator else "alive"
+        self._write(f"{folder}/{self._rank}", (next(self._beats), seconds_ago), again=True)
 
     def leave(self, failures: Sequence[RankFailure]) -> None:
         """Say which ranks are lost or have left, if that takes only a moment."""
-        self._write(f"end/{self._rank}", list(failures))
+        self._write(f"all/end/{self._rank}", list(failures))
 
     def suspect(self, ranks: Sequence[int]) -> None:
         """Say on which ranks this one has timed out elsewhere, if that takes only a moment."""
         self._hurry(ranks)
         # The coordinator may have timed out on a rank that itself waits for a lost one.
-        self._write(f"suspects/{self._rank}", list(ranks))
+        self._write(f"all/suspects/{self._rank}", list(ranks))
 
     def _hurry(self, ranks: Sequence[int]) -> None:
         until = suspected_until(is_coordinator=self._rank == self._coordinator)
@@ -112,7 +115,7 @@ class Notes:
         """Whether some rank has given up a save or load, or left it."""
         with contextlib.suppress(RuntimeError):
             self.renew()
-            return bool(self._client.key_value_dir_get_bytes(f"xckpt/{operation}/note/end"))
+            return bool(self._client.key_value_dir_get_bytes(f"xckpt/{operation}/note/all/end"))
         return False
 
     def newest_call(self) -> int:
@@ -149,12 +152,13 @@ class Notes:
         return bool(self._suspects)
 
     def look(self) -> None:
-        """Read which ranks are alive, and which ones others suspect.
+        """Read whether the coordinator is alive (or on it: all ranks), and whom others suspect.
 
         Raises:
             RanksFailedError: a rank has given up or left; the failures are those that it named.
         """
-        for key, note in self._client.key_value_dir_get_bytes(self._place):
+        below = self._place if self._rank == self._coordinator else f"{self._place}/all"
+        for key, note in self._client.key_value_dir_get_bytes(below):
             about, _, rank = key.rpartition("/")
             if about.endswith("/suspects"):
                 self._hurry(_ranks(note))
