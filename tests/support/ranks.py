@@ -105,17 +105,17 @@ def share_a_device() -> None:
     Each would make its own, whose thread wakes up a hundred times a second; ranks that live long
     make dozens of groups.
     """
-    from torch.distributed import ProcessGroupGloo
+    import torch.distributed as dist
 
-    device = ProcessGroupGloo.create_default_device()
-    make: Any = ProcessGroupGloo.__init__
+    gloo: Any = dist.ProcessGroupGloo
+    device, make = gloo.create_default_device(), gloo.__init__
 
     def make_with_it(group: Any, store: Any, rank: int, size: int, timeout: Any) -> None:
-        options: Any = ProcessGroupGloo._Options()
+        options = gloo._Options()
         options._devices, options._timeout = [device], timeout
         make(group, store, rank, size, options)
 
-    ProcessGroupGloo.__init__ = make_with_it
+    gloo.__init__ = make_with_it
 
 
 def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
