@@ -263,6 +263,8 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "a network cut between ranks": (
         "attacks/test_ranks.py::test_the_network_is_cut_between_ranks",
+        "attacks/test_networks.py::test_hosts_that_hear_nothing_of_each_other",
+        "attacks/test_networks.py::test_a_bad_network_is_no_fault",
     ),
     "EIO, ESTALE, a quota, a full disk, a read-only one at each call that writes: packs, bases, "
     "managers, copies, conversions": (f"{CALLS}::test_a_call_that_writes_fails",),
