@@ -155,9 +155,9 @@ def test_a_wish_for_what_is_not_stored_is_refused(box: Box):
         local_reads("w", target.boxes, stored(numbered((4,))))
 
 
-def difference(array: np.ndarray, like: Wanted | None, **options: bool) -> Mapping[str, str]:
+def difference(array: np.ndarray, like: Wanted | None, *, cast: bool = False) -> Mapping[str, str]:
     target = like and Target(like.shape, like.dtype, like.boxes, annotation=like.annotation)
-    return compare({"w": target}, Metadata({"w": stored(array)}), **options)
+    return compare({"w": target}, Metadata({"w": stored(array)}), cast=cast)
 
 
 def test_every_difference_of_every_rank_is_in_one_error():

@@ -70,7 +70,7 @@ def delete(url: str, options: xckpt.SaveOptions) -> None:
 def load(url: str, options: xckpt.SaveOptions) -> None:
     """What is loaded is what was saved, or nothing is."""
     loaded = xckpt.load(url, options=LIMITS)
-    assert all(np.array_equal(loaded[name], leaf) for name, leaf in state(1).items())
+    assert all(np.array_equal(loaded[name], np.asarray(leaf)) for name, leaf in state(1).items())
 
 
 def verify(url: str, options: xckpt.SaveOptions) -> None:
