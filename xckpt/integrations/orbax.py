@@ -23,7 +23,9 @@ from typing import Any
 from xckpt.api.load import load
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.save import save
+from xckpt.engine.background import BackgroundGroup
 from xckpt.engine.groups import find_group
+from xckpt.engine.ranks.group import Group
 from xckpt.engine.stager import BlockingAsyncStager
 from xckpt.integrations.absent import absent
 from xckpt.options import LoadOptions, SaveOptions
@@ -138,7 +140,7 @@ class XckptCheckpointable:
 
     async def load(self, directory: Folder) -> Awaitable[None]:
         """Load `tree` when the returned coroutine is awaited."""
-        group = find_group()
+        group = _elsewhere()
 
         def read(folder: Folder) -> None:
             self.tree = load(folder, self.tree, group=group, options=self._load_options)
@@ -146,9 +148,16 @@ class XckptCheckpointable:
         return asyncio.to_thread(read, directory)
 
 
+def _elsewhere() -> Group:
+    """A group for a call in a thread of Orbax: all processes begin such calls in the same order,
+    but their threads run in any."""
+    group = find_group()
+    return group.in_background() if isinstance(group, BackgroundGroup) else group
+
+
 def _held(state: Any, options: SaveOptions | None) -> Callable[[Folder], None]:
     """Copy what may change of a state; returns a function that saves the copy to a folder."""
-    group, staged = find_group(), BlockingAsyncStager().stage(state)
+    group, staged = _elsewhere(), BlockingAsyncStager().stage(state)
 
     def write(folder: Folder) -> None:
         # Orbax has made the folder, in a folder that no reader looks into.
