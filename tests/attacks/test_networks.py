@@ -46,15 +46,16 @@ dist.barrier()
 began, changes = time.monotonic(), Weather(**json.loads(weather))
 def change(*_):
     global began
-    began = time.monotonic()
     changes.write(Path(at))
+    time.sleep(0.3)  # until the packets have it
+    began = time.monotonic()
 if rank == 1 and number.isdigit():
     act_before(Star, int(number), change)
 if number == "first":
     if rank == 1:
         change()
     else:
-        time.sleep(0.3)
+        time.sleep(0.6)
 struck = []
 def progress(*_):
     if rank == 1 and number == "middle" and not struck:
