@@ -169,10 +169,10 @@ def test_hostile_manifests(saved: Path, attack: str) -> None:
 @pytest.mark.parametrize(
     "content, error, message",
     [
-        (b"", xckpt.ManifestError, "truncated, or it is not a manifest.*; restore it from a copy"),
-        (b"{}", xckpt.ManifestError, "truncated, or it is not a manifest.*; restore it from a copy"),
-        (b"\xff" * 100, xckpt.ManifestError, "truncated, or it is not a manifest.*; restore it from a copy"),
-        (b"[" * 100_000, xckpt.ManifestError, "truncated, or it is not a manifest.*; restore it from a copy"),
+        (b"", xckpt.ManifestError, "it is not a manifest.*; restore it from a copy"),
+        (b"{}", xckpt.ManifestError, "it is not a manifest.*; restore it from a copy"),
+        (b"\xff" * 100, xckpt.ManifestError, "it is not a manifest.*; restore it from a copy"),
+        (b"[" * 100_000, xckpt.ManifestError, "it is not a manifest.*; restore it from a copy"),
         (b'{"format": "zip", "version": 1, "digest": "", "checkpoint": 1}', None, "'zip', not"),
         (
             b'{"format": "xckpt", "version": 2, "digest": "", "checkpoint": {"new": 1}, "x": 1}',
