@@ -76,12 +76,7 @@ TRAPS: dict[str, tuple[Shapes, Shapes]] = {
         {"bn/mean": (8,), "bn/inv_std": (8,)},
     ),
     "scan of interleaved blocks": (
-        {
-            "layers.0.fc.weight": (12, 8),
-            "layers.1.fc.weight": (12, 8),
-            "layers.2.fc.weight": (12, 8),
-            "layers.3.fc.weight": (12, 8),
-        },
+        {f"layers.{n}.fc.weight": (12, 8) for n in range(4)},
         {"layers/fc/kernel": (2, 2, 8, 12)},
     ),
     "encoder and decoder stacked": (
@@ -141,12 +136,7 @@ TRAPS: dict[str, tuple[Shapes, Shapes]] = {
         {"fc.weight": (16, 8), "fc.weight_scale": (16,)},
     ),
     "experts other order": (
-        {
-            "experts.0.w.weight": (12, 8),
-            "experts.1.w.weight": (12, 8),
-            "experts.2.w.weight": (12, 8),
-            "experts.3.w.weight": (12, 8),
-        },
+        {f"experts.{n}.w.weight": (12, 8) for n in range(4)},
         {"experts/w": (4, 8, 12)},
     ),
     "experts: gate up fused stacked": (
@@ -163,13 +153,7 @@ TRAPS: dict[str, tuple[Shapes, Shapes]] = {
         {"experts/gate_up_proj": (4, 8, 24)},
     ),
     "experts square stacked": (
-        OTHER
-        | {
-            "experts.0.w.weight": (8, 8),
-            "experts.1.w.weight": (8, 8),
-            "experts.2.w.weight": (8, 8),
-            "experts.3.w.weight": (8, 8),
-        },
+        OTHER | {f"experts.{n}.w.weight": (8, 8) for n in range(4)},
         OTHER_FLAX | {"experts/w": (4, 8, 8)},
     ),
     "cross and self by other names": (
@@ -271,41 +255,16 @@ TRAPS: dict[str, tuple[Shapes, Shapes]] = {
         OTHER_FLAX | {"mlp/fc2/kernel": (8, 8)},
     ),
     "layer index from 1": (
-        {
-            "layers.1.fc.weight": (12, 8),
-            "layers.2.fc.weight": (12, 8),
-            "layers.3.fc.weight": (12, 8),
-        },
-        {
-            "layers_0/fc/kernel": (8, 12),
-            "layers_1/fc/kernel": (8, 12),
-            "layers_2/fc/kernel": (8, 12),
-        },
+        {f"layers.{n}.fc.weight": (12, 8) for n in range(1, 4)},
+        {f"layers_{n}/fc/kernel": (8, 12) for n in range(3)},
     ),
     "layer indices differ": (
-        {
-            "layers.0.fc.weight": (12, 8),
-            "layers.2.fc.weight": (12, 8),
-            "layers.4.fc.weight": (12, 8),
-        },
-        {
-            "layers_1/fc/kernel": (8, 12),
-            "layers_3/fc/kernel": (8, 12),
-            "layers_5/fc/kernel": (8, 12),
-        },
+        {f"layers.{n}.fc.weight": (12, 8) for n in (0, 2, 4)},
+        {f"layers_{n}/fc/kernel": (8, 12) for n in (1, 3, 5)},
     ),
     "fewer layers": (
-        {
-            "layers.0.fc.weight": (12, 8),
-            "layers.1.fc.weight": (12, 8),
-            "layers.2.fc.weight": (12, 8),
-            "layers.3.fc.weight": (12, 8),
-        },
-        {
-            "layers_0/fc/kernel": (8, 12),
-            "layers_1/fc/kernel": (8, 12),
-            "layers_2/fc/kernel": (8, 12),
-        },
+        {f"layers.{n}.fc.weight": (12, 8) for n in range(4)},
+        {f"layers_{n}/fc/kernel": (8, 12) for n in range(3)},
     ),
     "master weights": (
         {"master.fc.weight": (12, 8), "model.fc.weight": (12, 8)},

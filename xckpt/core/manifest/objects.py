@@ -25,12 +25,15 @@ WARN_OF_PIECES = 1 << 20
 
 
 def check_many(manifest: Manifest, where: str, *, confirmed: bool) -> None:
-    """Refuse a planned save of more than a million objects, unless that is ``confirmed``.
+    """Refuse a planned save of more than a million objects, and warn of very many pieces.
 
-    And warn of very many pieces.
+    Args:
+        manifest: what the save would commit.
+        where: the checkpoint, for the warning.
+        confirmed: whether the caller wants that many objects.
 
     Raises:
-        PlanError: there are more objects.
+        PlanError: there are more objects, and that is not confirmed.
     """
     if not confirmed:
         check_objects(manifest)
@@ -88,11 +91,10 @@ def _cut(leaf: Entry) -> str:
 def many_pieces(manifest: Manifest, most: int = 0) -> str:
     """How many pieces there are and what can be done about it; empty if not more than ``most``.
 
-        Example:
-    from xckpt.core.manifest.rules import count_array, count_pieces
-            >>> cut = Pieces.listed([((0,), (3,), (3,)), ((3,), (1,), (1,))])
-            >>> many_pieces(Manifest((TensorEntry("w", "int8", (4,), pieces=cut),), ""))[:42]
-            '2 pieces, each a zarr array; w alone has 2'
+    Example:
+        >>> cut = Pieces.listed([((0,), (3,), (3,)), ((3,), (1,), (1,))])
+        >>> many_pieces(Manifest((TensorEntry("w", "int8", (4,), pieces=cut),), ""))[:42]
+        '2 pieces, each a zarr array; w alone has 2'
     """
     pieces = count_pieces(manifest)
     if pieces <= most:
