@@ -23,7 +23,7 @@ from tests.support.time_limit import ALLOWANCE
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.engine.ranks.rendezvous import Invitation, connect, host_identity
 from xckpt.errors import RanksFailedError, XckptError
-from xckpt.storage.host import far, peer
+from xckpt.storage.host import far, greetings, peer
 from xckpt.storage.host.exchange import Exchange
 from xckpt.storage.host.far import FarRanks
 from xckpt.storage.host.threads import Threads
@@ -123,7 +123,7 @@ def test_a_rank_that_stops_in_the_middle_fails_the_others() -> None:
 
 
 def test_a_rank_that_never_comes_fails_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "ACCEPT_SECONDS", 0.05)
+    monkeypatch.setattr(greetings, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(20)) for _ in range(3)]
     shares = share_reads([rank.announcement() for rank in ranks])
     ranks[1].exchange.close()
@@ -133,7 +133,7 @@ def test_a_rank_that_never_comes_fails_the_others(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_late_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "ACCEPT_SECONDS", 0.05)
+    monkeypatch.setattr(greetings, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(6)) for _ in range(2)]
     shares = share_reads([rank.announcement() for rank in ranks])
     late = threading.Event()
@@ -180,7 +180,7 @@ def test_a_rank_of_another_host_that_stops_is_named(death: int) -> None:
 def test_a_rank_of_another_host_that_never_comes_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peer, "ACCEPT_SECONDS", 0.05)
+    monkeypatch.setattr(greetings, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(24), host) for host in "abc"]
     shares = share_reads([rank.announcement() for rank in ranks])
     ranks[1].exchange.close()
@@ -238,6 +238,27 @@ def test_a_stranger_is_no_rank(said: bytes) -> None:
                 assert stranger.recv(40) == b""
     assert not any(rank.failures for rank in ranks)
     assert [len(rank.taken) for rank in ranks] == [4, 4]
+
+
+def test_strangers_that_connect_all_the_time_hide_no_missing_rank() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+
+        def connect_on() -> None:
+            until = time.monotonic() + 3.0
+            while time.monotonic() < until and not ended.wait(0.02):
+                stack.enter_context(socket.create_connection(listener.getsockname()))
+
+        ended = threading.Event()
+        thread = threading.Thread(target=connect_on)
+        thread.start()
+        try:
+            with pytest.raises(RanksFailedError) as caught:
+                list(greetings.accepted(listener, {5: 1}, 0.3, lambda rank: None, 8))
+            assert thread.is_alive(), "not while strangers still came"
+        finally:
+            ended.set()
+            thread.join()
+    assert [failure.rank for failure in caught.value.failures] == [5]
 
 
 def test_a_rank_that_pauses_before_it_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,8 @@ from typing import Final
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.errors import StorageError
 from xckpt.storage.host.far import FarRanks
-from xckpt.storage.host.peer import Bytes, Peer, accepted, call, is_own, listen
+from xckpt.storage.host.greetings import accepted
+from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen
 from xckpt.storage.host.slots import Slots
 from xckpt.storage.host.threads import Threads
 

@@ -34,7 +34,8 @@ from xckpt.core.plan.host_reads import SharedReads
 from xckpt.engine.ranks.links import TOKEN_BYTES
 from xckpt.engine.ranks.rendezvous import Invitation, connect, listen
 from xckpt.errors import StorageError
-from xckpt.storage.host.peer import Bytes, Peer, accepted, peer_lost
+from xckpt.storage.host.greetings import accepted
+from xckpt.storage.host.peer import Bytes, Peer, peer_lost
 
 HALF: Final = TOKEN_BYTES // 2
 GREETING: Final = struct.Struct(f"<{HALF}sq")

@@ -13,7 +13,6 @@ import contextlib
 import mmap
 import os
 import secrets
-import selectors
 import shutil
 import socket
 import struct
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,8 +33,6 @@ from xckpt.errors import RankFailure, RanksFailedError, StorageError
 
 CALL_SECONDS: Final = 1.0
 """How long a rank may take just to accept a connection."""
-ACCEPT_SECONDS: Final = 1.0
-"""Seconds without a new connection before the missing ranks are called."""
 ALIVE: Final = -1
 """In place of a chunk's number: the sender makes progress; milliseconds since then follow."""
 FOLDER: Final = "xckpt-sockets-"
@@ -195,72 +192,6 @@ class Peer:
         except OSError as error:
             why = error.strerror or error
             raise peer_lost(f"rank {self.rank} {self._where} was lost: {why}") from error
-
-
-def accepted(
-    listener: socket.socket,
-    missing: Mapping[int, int],
-    patience: float,
-    call: Callable[[int], None],
-    greeting: int,
-) -> Generator[tuple[socket.socket, bytes]]:
-    """Connections, each with what it says first, until no rank is missing any more.
-
-    A rank that failed before this point never connects. So each missing one is called at its own
-    address while waiting: it answers as long as its process takes part in the load. A stranger that
-    connects and says nothing keeps nobody waiting: it is hung up on when all ranks have come.
-
-    Args:
-        listener: where they connect.
-        missing: the ranks; the caller takes out each that has come.
-        patience: seconds that silent ranks are waited for.
-        call: calls a rank; raises `StorageError` if it no longer listens.
-        greeting: how many bytes a rank says first.
-
-    Raises:
-        RanksFailedError: ranks were silent.
-    """
-    deadline, presence = time.monotonic() + patience, Presence()
-    said: dict[socket.socket, bytes] = {}
-    # A poll ends when another thread closes the listener; the default selector may not.
-    with contextlib.ExitStack() as at_end, selectors.PollSelector() as sockets:
-        at_end.callback(lambda: [stranger.close() for stranger in said])
-        sockets.register(listener, selectors.EVENT_READ)
-        while missing:
-            ready = sockets.select(min(ACCEPT_SECONDS, patience))
-            if not ready:
-                deadline += presence.away()
-                if time.monotonic() >= deadline:
-                    raise silent(missing, patience)
-                for rank in missing:
-                    call(rank)
-            for key, _ in ready:
-                connection = key.fileobj
-                assert isinstance(connection, socket.socket)
-                if connection is listener:
-                    connection, _ = listener.accept()
-                    connection.setblocking(False)
-                    said[connection] = b""
-                    sockets.register(connection, selectors.EVENT_READ)
-                    continue
-                part = _heard(connection, greeting - len(said[connection]))
-                said[connection] += part
-                if part and len(said[connection]) < greeting:
-                    continue
-                sockets.unregister(connection)
-                greeted = said.pop(connection)
-                if part:
-                    yield connection, greeted
-                else:
-                    connection.close()
-
-
-def _heard(connection: socket.socket, most: int) -> bytes:
-    """What a connection says; nothing if it was closed."""
-    try:
-        return connection.recv(most)
-    except OSError:
-        return b""
 
 
 def call(address: str, rank: int) -> None:
