@@ -11,6 +11,9 @@ from tests.house.measure import ROOT, SourceFile, measure, report, same_names
 
 FILE_LINES, CLASS_LINES, FUNCTION_LINES, FOLDER_FILES = 350, 200, 40, 15
 
+HOOK_LINES = 60
+"""Lines of code of a module of `xckpt.integrations`: a screen."""
+
 LARGER: dict[str, int] = {}
 """Files, definitions and folders above their bar, and how large at most."""
 
@@ -69,6 +72,13 @@ def above(package: list[SourceFile]) -> dict[str, int]:
 
 def test_files_definitions_and_folders_keep_to_their_bars(above: dict[str, int]) -> None:
     assert {name: size for name, size in above.items() if size > LARGER.get(name, 0)} == {}
+
+
+def test_a_hook_is_a_screen(package: list[SourceFile]) -> None:
+    hooks = {
+        each.path.as_posix(): each.code for each in package if each.path.parts[1] == "integrations"
+    }
+    assert hooks and {name: code for name, code in hooks.items() if code > HOOK_LINES} == {}
 
 
 def test_a_class_name_has_one_meaning(package: list[SourceFile]) -> None:

@@ -71,7 +71,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(stop: int, tmp_path: Path) -> No
     trained(tmp_path / "run", stop=stop)
     path = tmp_path / "run" / f"checkpoint-{stop}"
     assert xckpt.open(path).verify() == []
-    (path / "trainer_state.json").unlink()  # as if the run was killed right after the commit
+    # As if the run was killed right after the commit, or while the trainer's file was written.
+    file = path / "trainer_state.json"
+    file.unlink() if stop == 5 else file.write_text("{")
     trainer, resumed = trained(tmp_path / "run", resume=path if stop == 8 else True)
     assert trainer.state.global_step == STEPS
     assert all(map(torch.equal, whole, resumed))

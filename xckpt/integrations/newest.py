@@ -4,6 +4,7 @@
    that says which and why, as `xckpt.CheckpointManager.restore` does.
 2. Where a trainer loads a checkpoint in parts, `newest_whole` verifies it before the first part.
 3. `remove_outdated` deletes the oldest, once the newest is committed.
+4. `is_ours` tells checkpoints of xckpt from those that the trainer itself has saved.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import TypeGuard, TypeVar
 
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import delete, exists
 from xckpt.api.run.restore import Candidate, Damaged, first_good, passed_over
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.engine.groups import find_group
 from xckpt.engine.ranks.group import operation
 from xckpt.engine.steps import broadcast
@@ -120,6 +123,30 @@ def remove_outdated(paths: Sequence[str], limit: int | None, *kept: str | None) 
     others = [path for path in paths if os.path.realpath(path) not in stays]
     surplus = 0 if limit is None or limit < 1 else len(paths) - max(limit, len(paths) - len(others))
     for path in others[: max(surplus, 0)]:
-        if exists(path):
-            delete(path)
+        remove(path)
         shutil.rmtree(path, ignore_errors=True)
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Delete a checkpoint, or the symbolic link to one; if there is none, nothing.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://removed", {"w": np.ones(2)})
+        >>> for _ in range(2):
+        ...     remove("memory://removed")
+    """
+    if os.path.islink(path):
+        os.remove(path)
+    elif exists(path):
+        delete(path)
+
+
+def is_ours(checkpoint: object) -> TypeGuard[str]:
+    """Whether a trainer's checkpoint is one of xckpt, in a local folder.
+
+    Example:
+        >>> is_ours("checkpoint-of-the-trainer"), is_ours(True)
+        (False, False)
+    """
+    return isinstance(checkpoint, str | os.PathLike) and Path(checkpoint, MANIFEST).exists()

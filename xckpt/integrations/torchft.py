@@ -17,9 +17,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from xckpt.api.load import load
-from xckpt.api.places import delete, exists
+from xckpt.api.places import exists
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
+from xckpt.integrations.newest import remove
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.storage.location import Location
 
@@ -102,11 +103,7 @@ class XckptTransport(CheckpointTransport):
                 raise TimeoutError(f"rank {src_rank} has sent no step {step} to {path}")
             time.sleep(LOOK_SECONDS)
         return load(
-            path,
-            framework="torch",
-            device=self._device,
-            no_dist=True,
-            options=self._load_options,
+            path, framework="torch", device=self._device, no_dist=True, options=self._load_options
         )
 
     def shutdown(self, wait: bool = True) -> None:
@@ -115,6 +112,6 @@ class XckptTransport(CheckpointTransport):
         self._forget()
 
     def _forget(self) -> None:
-        if self._sent is not None and exists(self._sent):
-            delete(self._sent)
+        if self._sent is not None:
+            remove(self._sent)
         self._sent = None

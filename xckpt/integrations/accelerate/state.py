@@ -16,7 +16,7 @@ from xckpt.api.save import save, save_async
 from xckpt.core.part.per_rank import PerRank
 from xckpt.engine.background import SaveFuture
 from xckpt.integrations.accelerate.names import next_path, restore_newest, was_begun
-from xckpt.integrations.pretrained import is_ours
+from xckpt.integrations.newest import is_ours
 from xckpt.integrations.random_state import load_random_states, random_states
 from xckpt.options import SaveOptions
 

@@ -10,17 +10,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from xckpt.api.load import load
-from xckpt.api.places import delete, exists
 from xckpt.api.save import Path, save, save_async
 from xckpt.engine.background import SaveFuture
 from xckpt.integrations.absent import absent
-from xckpt.integrations.lightning.last import resumable
-from xckpt.integrations.newest import newest_good
+from xckpt.integrations.lightning.last import make_way, resumable
+from xckpt.integrations.newest import newest_good, remove
 from xckpt.options import LoadOptions, SaveOptions
 
 try:
@@ -67,10 +65,7 @@ class XckptCheckpointIO(CheckpointIO):
         self._outdated: list[Path] = []
 
     def save_checkpoint(
-        self,
-        checkpoint: Mapping[str, object],
-        path: Path,
-        storage_options: object = None,
+        self, checkpoint: Mapping[str, object], path: Path, storage_options: object = None
     ) -> None:
         """Save, or begin to; Lightning calls it on one rank.
 
@@ -80,16 +75,8 @@ class XckptCheckpointIO(CheckpointIO):
         """
         if storage_options is not None:
             raise TypeError("give options= to XckptCheckpointIO, not storage_options")
-        self._settle()
-        if self.alone and os.path.isfile(path) and exists(path):
-            # Lightning's own, of torch.save, where the run began without xckpt. Under such a name
-            # it is still found as the last one if this process is killed before the commit.
-            name, suffix = os.path.splitext(path)
-            os.replace(path, f"{name}-torch{suffix}")
-        if self.background and "://" not in os.fspath(path) and not os.path.lexists(path):
-            # `ModelCheckpoint` links last.ckpt to it before it is committed. If this process is
-            # killed until then, Lightning would find no last checkpoint behind a link to nothing.
-            os.makedirs(path, exist_ok=True)
+        self.teardown()
+        make_way(path, alone=self.alone, background=self.background)
         write = save_async if self.background else save
         saving = write(path, checkpoint, overwrite=True, no_dist=self.alone, options=self._options)
         self._saving = saving if isinstance(saving, SaveFuture) else None
@@ -105,7 +92,7 @@ class XckptCheckpointIO(CheckpointIO):
             CorruptCheckpointError: it is damaged; if it is the last, those beside it are, too.
             XckptError: as `xckpt.load`.
         """
-        self._settle()
+        self.teardown()
         device = None if callable(map_location) or isinstance(map_location, dict) else map_location
         into = {"framework": "torch", "device": device, "options": self._load_options}
         return newest_good(resumable(path), lambda each: load(each, **into))
@@ -114,14 +101,12 @@ class XckptCheckpointIO(CheckpointIO):
         """Remove a checkpoint, once the save that is under way is committed."""
         self._outdated.append(path)
         if self._saving is None:
-            self._settle()
+            self.teardown()
 
     def teardown(self) -> None:
-        """Wait for the last save; Lightning calls it when a training ends."""
-        self._settle()
-
-    def _settle(self) -> None:
         """Wait for the save under way, then remove what it has outdated.
+
+        Lightning calls it when a training ends.
 
         Raises:
             XckptError: the save has failed. What it would have outdated stays.
@@ -131,7 +116,4 @@ class XckptCheckpointIO(CheckpointIO):
         if saving is not None:
             saving.result()
         for path in outdated:
-            if os.path.islink(path):
-                os.remove(path)
-            elif exists(path):
-                delete(path)
+            remove(path)

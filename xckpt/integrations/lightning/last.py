@@ -1,6 +1,7 @@
 """Where a run resumes: ``ckpt_path="last"`` asks for the newest checkpoint of a folder.
 
-Where ``last.ckpt`` is damaged, others beside it are tried, the newest first.
+1. Where ``last.ckpt`` is damaged, others beside it are tried, the newest first.
+2. Lightning finds one also if this process was killed in the midst of a save.
 """
 
 # Lightning has an environment of its own; where the types are checked, it isn't installed.
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from xckpt.api.open import open as open_checkpoint
+from xckpt.api.places import exists
 from xckpt.api.save import Path
 from xckpt.errors import XckptError
 from xckpt.integrations.absent import absent
@@ -39,3 +41,22 @@ def _step(path: str) -> tuple[int, str]:
         return cast(int, open_checkpoint(path)["global_step"]), path
     except (XckptError, KeyError):
         return -1, path
+
+
+def make_way(path: Path, *, alone: bool, background: bool) -> None:
+    """Before a save: if this process is killed until the commit, Lightning has a last checkpoint.
+
+    Args:
+        path: of the save.
+        alone: whether one rank saves, as Lightning's own saves of one file.
+        background: whether `ModelCheckpoint` goes on before the commit.
+    """
+    if alone and os.path.isfile(path) and exists(path):
+        # Lightning's own, of torch.save, where the run began without xckpt. Under such a name it is
+        # still found as the last one.
+        name, suffix = os.path.splitext(path)
+        os.replace(path, f"{name}-torch{suffix}")
+    if background and "://" not in os.fspath(path) and not os.path.lexists(path):
+        # `ModelCheckpoint` links last.ckpt to it before it is committed: behind a link to nothing
+        # Lightning would find no last checkpoint.
+        os.makedirs(path, exist_ok=True)

@@ -42,6 +42,8 @@ class XckptManager(BaseCheckpointManager):
 
     options: SaveOptions | None = None
     load_options: LoadOptions | None = None
+    save_future: Future[None] | None = Future()
+    """Not None: so `maybe_wait_for_saving` asks for `_wait_for_saving`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseCheckpointManager.Config):
@@ -50,30 +52,20 @@ class XckptManager(BaseCheckpointManager):
         background: bool = True
         """Go on training while a checkpoint is written. A save that fails is raised by the next."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        model_parts: list[Any],
-        states: dict[str, Any],
-        base_folder: str = "",
-        **others: Any,
-    ) -> None:
+    def __init__(self, config: Config, *, base_folder: str = "", **trainer: Any) -> None:
         self.enable = config.enable
-        self.save_future: Future[None] | None = None
         if not self.enable:
             return
         if config.last_save_in_hf or config.initial_load_in_hf:
             raise ValueError("last_save_in_hf, initial_load_in_hf: use xckpt.convert instead")
         self._config = config
-        excluded, options = config.exclude_from_loading, self.load_options
-        self._state = TrainerState(model_parts, states, others, excluded, options)
+        self._state = TrainerState(trainer, config.exclude_from_loading, self.load_options)
         self._run = CheckpointManager(
             filesystem.join(base_folder, config.folder),
-            save=lambda moment: False,  # `_save` knows when
+            save=(),  # `_save` knows when
             keep=Latest(config.keep_latest_k) if config.keep_latest_k else All(),
             options=self.options,
-            load_options=options,
+            load_options=self.load_options,
         )
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
@@ -83,7 +75,6 @@ class XckptManager(BaseCheckpointManager):
             return False
         alone = last_step and config.last_save_model_only
         state = self._state.weights(config.export_dtype) if alone else self._state.whole()
-        self.save_future = Future()
         self._run.save(curr_step, state, force=True)
         if last_step or not config.background:
             self._wait_for_saving()
@@ -97,11 +88,10 @@ class XckptManager(BaseCheckpointManager):
         return report is not None
 
     def _wait_for_saving(self) -> None:
-        self.save_future = None
         self._run.wait()
 
     def _maybe_wait_for_staging(self) -> None:
         """Return at once: a save copies what it needs when it begins."""
 
     def _close(self) -> None:
-        self._wait_for_saving()
+        self._run.wait()

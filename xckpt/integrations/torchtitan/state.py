@@ -30,10 +30,8 @@ class TrainerState:
     """What is saved and loaded of a trainer.
 
     Args:
-        model: its parts.
-        states: what else has a state: name -> what has it.
-        others: the optimizers, schedules and data loader, as a manager's arguments name them; None
-            for what the trainer lacks.
+        trainer: what has a state, as a manager's arguments name it: ``model_parts``, ``states``,
+            ``optimizers``, ``lr_schedulers``, ``dataloader``; None for what the trainer lacks.
         excluded: names of parts that are saved, and not loaded.
         options: for each load.
 
@@ -42,17 +40,12 @@ class TrainerState:
     """
 
     def __init__(
-        self,
-        model: Sequence[Any],
-        states: Mapping[str, Any],
-        others: Mapping[str, Any],
-        excluded: Sequence[str],
-        options: LoadOptions | None,
+        self, trainer: Mapping[str, Any], excluded: Sequence[str], options: LoadOptions | None
     ) -> None:
-        self._model = titan.ModelWrapper(model)
+        self._model = titan.ModelWrapper(trainer["model_parts"])
         names = {titan.OPTIMIZER: "optimizers", titan.LR_SCHEDULER: "lr_schedulers"}
         names |= {titan.DATALOADER: "dataloader"}
-        parts = {**states, **{name: others[each] for name, each in names.items()}}
+        parts = {**trainer["states"], **{name: trainer[each] for name, each in names.items()}}
         self._parts = {name: part for name, part in parts.items() if part is not None}
         self._excluded, self._options = excluded, options
         if unknown := [each for each in excluded if each not in self._parts]:

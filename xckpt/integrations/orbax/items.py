@@ -1,12 +1,7 @@
-"""Orbax: an item of an Orbax checkpoint that is a checkpoint of xckpt.
+"""Items of Orbax's managers of v0: arguments of `CheckpointManager` and `Checkpointer`.
 
-Orbax decides when to save, what to keep and what to delete; the folder of the item is xckpt's.
-
-1. `XckptSave` and `XckptRestore` are arguments of Orbax's `CheckpointManager` and `Checkpointer`;
-   they bring their handler along. `XckptCheckpointable` is the same for Orbax's v1.
-2. A save copies the memory that may change and returns; the rest waits, in Orbax's background, for
-   the folder. Each save has a group of its own, so that items of one checkpoint may be written side
-   by side.
+They bring their handler along. A save copies the memory that may change and returns; the rest
+waits, in Orbax's background, for the folder.
 """
 
 # Orbax has an environment of its own; where the types are checked, it may be another release.
@@ -15,19 +10,14 @@ Orbax decides when to save, what to keep and what to delete; the folder of the i
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from xckpt.api.load import load
 from xckpt.api.open import open as open_checkpoint
-from xckpt.api.save import save
-from xckpt.engine.background import BackgroundGroup
 from xckpt.engine.groups import find_group
-from xckpt.engine.ranks.group import Group
-from xckpt.engine.stager import BlockingAsyncStager
 from xckpt.integrations.absent import absent
+from xckpt.integrations.orbax.held import Folder, held
 from xckpt.options import LoadOptions, SaveOptions
 
 try:
@@ -43,9 +33,7 @@ except ImportError as error:
         return lambda arguments: arguments
 
 
-__all__ = ["XckptCheckpointable", "XckptHandler", "XckptRestore", "XckptSave"]
-
-Folder = str | os.PathLike[str]
+__all__ = ["XckptHandler", "XckptRestore", "XckptSave"]
 
 
 class XckptHandler(AsyncCheckpointHandler):
@@ -53,12 +41,12 @@ class XckptHandler(AsyncCheckpointHandler):
 
     async def async_save(self, directory: Folder, args: XckptSave) -> list[Any]:
         """Begin to save; Orbax calls it on every process, and waits for what it returns."""
-        write = _held(args.item, args.options)
+        write = held(args.item, args.options)
         return [CommitFutureAwaitingContractedSignals(asyncio.to_thread(write, directory))]
 
     def save(self, directory: Folder, args: XckptSave) -> None:
         """Save now."""
-        _held(args.item, args.options)(directory)
+        held(args.item, args.options)(directory)
 
     def restore(self, directory: Folder, args: XckptRestore | None = None) -> Any:
         """What is in the folder of an item."""
@@ -105,62 +93,3 @@ class XckptRestore(CheckpointArgs):
 
     item: Any = None
     options: LoadOptions | None = None
-
-
-class XckptCheckpointable:
-    """A state to save, or a tree of targets to load, for Orbax's v1.
-
-    ``save_checkpointables({"state": XckptCheckpointable(state)})`` saves it, and
-    ``load_checkpointables({"state": XckptCheckpointable(like)})["state"].tree`` is what was loaded.
-
-    Args:
-        tree: a state, as for `xckpt.save`; or targets, as for `xckpt.load`, None for NumPy arrays.
-        options: for a save.
-        load_options: for a load.
-    """
-
-    def __init__(
-        self,
-        tree: Any = None,
-        *,
-        options: SaveOptions | None = None,
-        load_options: LoadOptions | None = None,
-    ) -> None:
-        self.tree = tree
-        self._options, self._load_options = options, load_options
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Copy what may change; the returned coroutine waits for the folder and saves."""
-        write = _held(self.tree, self._options)
-
-        async def finish() -> None:
-            await asyncio.to_thread(write, await directory.await_creation())
-
-        return finish()
-
-    async def load(self, directory: Folder) -> Awaitable[None]:
-        """Load `tree` when the returned coroutine is awaited."""
-        group = _elsewhere()
-
-        def read(folder: Folder) -> None:
-            self.tree = load(folder, self.tree, group=group, options=self._load_options)
-
-        return asyncio.to_thread(read, directory)
-
-
-def _elsewhere() -> Group:
-    """A group for a call in a thread of Orbax: all processes begin such calls in the same order,
-    but their threads run in any."""
-    group = find_group()
-    return group.in_background() if isinstance(group, BackgroundGroup) else group
-
-
-def _held(state: Any, options: SaveOptions | None) -> Callable[[Folder], None]:
-    """Copy what may change of a state; returns a function that saves the copy to a folder."""
-    group, staged = _elsewhere(), BlockingAsyncStager().stage(state)
-
-    def write(folder: Folder) -> None:
-        # Orbax has made the folder, in a folder that no reader looks into.
-        save(folder, staged, overwrite=True, group=group, options=options)
-
-    return write

@@ -17,34 +17,23 @@ batches to skip:
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 from xckpt.api.load import load_into
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
-from xckpt.integrations.newest import newest_whole, remove_outdated
-from xckpt.integrations.pretrained import (
-    STATE_FILE,
-    checked,
-    is_ours,
-    notes,
-    save_pretrained,
-    write_state_file,
-)
+from xckpt.integrations.hugging_face.state import checked, notes, write_state_file
+from xckpt.integrations.newest import is_ours, newest_whole, remove_outdated
 from xckpt.integrations.random_state import load_random_states, random_states
 
 try:
     from transformers import Trainer
-    from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import sort_checkpoints
 except ImportError as error:
-    Trainer = ExportableState = sort_checkpoints = absent("transformers", error)
+    Trainer = sort_checkpoints = absent("transformers", error)
 
-__all__ = ["XckptTrainer", "save_pretrained"]
+__all__ = ["XckptTrainer"]
 
 
 class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
@@ -85,27 +74,15 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         self.store_flos()
         root = self._get_output_dir(trial=trial)
         path = os.path.join(root, f"checkpoint-{self.state.global_step}")
-        best = os.path.join(root, f"checkpoint-{self.state.best_global_step}")
-        if best == path or os.path.exists(best):  # the best step may never have been saved
-            self.state.best_model_checkpoint = best
-        every = (*self.callback_handler.callbacks, self.control)
-        self.state.stateful_callbacks = [
-            each for each in every if isinstance(each, ExportableState)
-        ]
-        self.state.__post_init__()  # has their states in their place
-        own = json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True)
-        state = {"model": self._trained()}
+        state = {"model": self.model}
         if not self.args.save_only_model:
             state |= self._moments() | random_states(self.args.world_size)
-        save(path, state, overwrite=True, metadata=notes(own, getattr(self.model, "config", None)))
+        save(path, state, overwrite=True, metadata=notes(self, path))
         if self.args.should_save:
-            Path(path, STATE_FILE).write_text(own, encoding="utf-8")
+            write_state_file(path)
             # A run that has gone back is behind newer ones, which may be damaged.
             kept = path, self.state.best_model_checkpoint
             remove_outdated(sort_checkpoints(root), self.args.save_total_limit, *kept)
-
-    def _trained(self) -> Any:
-        return self.model_wrapped if self.is_fsdp_enabled else self.model
 
     def _moments(self) -> dict[str, Any]:
         """What is saved of optimizer, schedule and scaler."""
@@ -116,13 +93,13 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not is_ours(resume_from_checkpoint):
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        state = {"model": self.model if model is None else model}
-        load_into(resume_from_checkpoint, state, unexpected="ignore")
+        # The trainer's model is the sharded one, where it is sharded, and else without wraps.
+        load_into(resume_from_checkpoint, {"model": self.model}, unexpected="ignore")
 
     def _load_best_model(self) -> None:
         if not is_ours(self.state.best_model_checkpoint):
             return super()._load_best_model()
-        self._load_from_checkpoint(self.state.best_model_checkpoint, self._trained())
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not is_ours(checkpoint):

@@ -1,0 +1,32 @@
+"""The weights of a trainer's checkpoint, written for ``from_pretrained``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from xckpt.convert import Mapping, Rule, convert
+from xckpt.integrations.hugging_face.state import notes_of
+from xckpt.mapping.operations import Drop
+
+__all__ = ["save_pretrained"]
+
+
+def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -> None:
+    """Write the weights of a trainer's checkpoint where ``from_pretrained(folder)`` reads them.
+
+    Args:
+        checkpoint: one of `xckpt.integrations.hugging_face.XckptTrainer`.
+        folder: gets ``model.safetensors`` and ``config.json``.
+        dtype: element type of the weights, such as ``"bfloat16"``; None leaves them.
+
+    Raises:
+        NotACheckpointError: there is none.
+    """
+    os.makedirs(folder, exist_ok=True)
+    others = ("optimizer", "random", "scaler", "scheduler")
+    rules = [Rule(f"{part}/{{name...}}", (), [Drop("unchecked")]) for part in others]
+    weights = Mapping([Rule("model/{name...}", "{name...}"), *rules])
+    target = os.path.join(folder, "model.safetensors")
+    convert(checkpoint, target, mapping=weights, dtype=dtype, overwrite=True)
+    Path(folder, "config.json").write_text(notes_of(checkpoint)["config"], encoding="utf-8")

@@ -1,0 +1,77 @@
+"""The trainer's own state: which step is the best, what its callbacks count, what it has logged.
+
+1. With the model's configuration it is the notes of a checkpoint: metadata, committed with it.
+2. The trainer reads it from a file, which is made from the notes.
+"""
+
+# The trainer has an environment of its own; where the types are checked, it may be another release.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any, Final, cast
+
+from xckpt.api.open import open as open_checkpoint
+from xckpt.core.metadata import JSONValue
+from xckpt.errors import NotACheckpointError
+from xckpt.integrations.absent import absent
+from xckpt.integrations.newest import check_whole, is_ours
+
+try:
+    from transformers.trainer_callback import ExportableState
+except ImportError as error:
+    ExportableState = absent("transformers", error)
+
+STATE_FILE: Final = "trainer_state.json"
+"""The last that the plain trainer writes into a checkpoint."""
+
+
+def notes(trainer: Any, checkpoint: str) -> dict[str, JSONValue]:
+    """The notes of a checkpoint that is about to be saved; the trainer's state knows the best one.
+
+    Args:
+        trainer: the `transformers.Trainer`.
+        checkpoint: where it is saved, beside the others.
+    """
+    state, root = trainer.state, os.path.dirname(checkpoint)
+    best = os.path.join(root, f"checkpoint-{state.best_global_step}")
+    if best == checkpoint or os.path.exists(best):  # the best step may never have been saved
+        state.best_model_checkpoint = best
+    every = (*trainer.callback_handler.callbacks, trainer.control)
+    state.stateful_callbacks = [each for each in every if isinstance(each, ExportableState)]
+    state.__post_init__()  # has their states in their place
+    text = json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True)
+    config = getattr(trainer.model, "config", None)
+    return {"trainer_state": text, "config": config and config.to_json_string(use_diff=False)}
+
+
+def notes_of(checkpoint: str) -> dict[str, str]:
+    """The notes of a checkpoint; see `notes`."""
+    return cast(dict[str, str], open_checkpoint(checkpoint).user_metadata)
+
+
+def write_state_file(checkpoint: str) -> None:
+    """Write the file in which the trainer looks for its state.
+
+    One that is there may be older than the notes, or half a file, if a process was killed.
+    """
+    text = notes_of(checkpoint)["trainer_state"]
+    Path(checkpoint, STATE_FILE).write_text(text, encoding="utf-8")
+
+
+def checked(checkpoint: str) -> str:
+    """A checkpoint of xckpt, once it is verified; of the plain trainer, if it was finished.
+
+    Raises:
+        NotACheckpointError: it was not.
+        XckptError: as `check_whole`.
+    """
+    if is_ours(checkpoint) or Path(checkpoint, "zarr.json").exists():
+        return check_whole(checkpoint)
+    if not Path(checkpoint, STATE_FILE).exists():
+        raise NotACheckpointError(f"{checkpoint} was never finished: it has no {STATE_FILE}")
+    return checkpoint

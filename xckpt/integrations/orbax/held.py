@@ -1,0 +1,37 @@
+"""A save that Orbax begins, and carries out in a thread of its own once it has made the folder.
+
+It copies the memory that may change and returns a function that saves the copy. Each such call has
+a group of its own, so that items of one checkpoint may be written side by side.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from xckpt.api.save import save
+from xckpt.engine.background import BackgroundGroup
+from xckpt.engine.groups import find_group
+from xckpt.engine.ranks.group import Group
+from xckpt.engine.stager import BlockingAsyncStager
+from xckpt.options import SaveOptions
+
+Folder = str | os.PathLike[str]
+
+
+def elsewhere() -> Group:
+    """A group for a call in a thread of Orbax: all processes begin such calls in the same order,
+    but their threads run in any."""
+    group = find_group()
+    return group.in_background() if isinstance(group, BackgroundGroup) else group
+
+
+def held(state: object, options: SaveOptions | None) -> Callable[[Folder], None]:
+    """Copy what may change of a state; returns a function that saves the copy to a folder."""
+    group, staged = elsewhere(), BlockingAsyncStager().stage(state)
+
+    def write(folder: Folder) -> None:
+        # Orbax has made the folder, in a folder that no reader looks into.
+        save(folder, staged, overwrite=True, group=group, options=options)
+
+    return write
