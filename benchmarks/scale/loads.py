@@ -13,9 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 
 from benchmarks.scale.placements import Placement
-from benchmarks.scale.ranks import Coordinator, Rank
+from benchmarks.scale.ranks import Aside, Coordinator, Rank
 from benchmarks.scale.saves import Placed, save
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Metadata
@@ -112,11 +113,12 @@ def simulate_load(placement: Placement) -> Load:
         load_state({}, reader, group=rank, planner=PlacedLoadPlanner(placement, rank.rank))
         return time.process_time() - began
 
-    other = Rank(1, placement.ranks, KeptPlans())
-    group = Coordinator([other], run, KeptPlans())
-    group.size = placement.ranks
-    began = group.seconds()
-    run(group)
-    planned, traffic = group.planned - began, group.traffic
-    other.again()
-    return Load(planned, run(other), traffic.up, traffic.down)
+    with TemporaryFile() as file:
+        other = Rank(1, placement.ranks, Aside(file.fileno()))
+        group = Coordinator([other], run, KeptPlans())
+        group.size = placement.ranks
+        began = group.seconds()
+        run(group)
+        planned, traffic = group.planned - began, group.traffic
+        other.again()
+        return Load(planned, run(other), traffic.up, traffic.down)

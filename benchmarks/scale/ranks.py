@@ -8,20 +8,65 @@
    have to say something else; what they said before is compared with what the coordinator did.
 4. Seconds of the coordinator are those outside the others' runs. A rank's are those of its last
    run, which is whole.
+5. What the others hold lies in a file (`Aside`): the memory of this process is the coordinator's,
+   with the messages that it has received and not yet let go.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from xckpt.core.geometry.spread import Processes
 from xckpt.engine.ranks.group import KeptPlans
 
+LONG = 16
+"""Elements of a tuple that many share."""
+
 
 class _NoAnswer(BaseException):
     """The rank would wait for the coordinator here."""
+
+
+class Aside:
+    """Values in a file, so that they take no memory; long tuples, which many share, stay."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._long: dict[int, object] = {}
+        self._end = 0
+        self._last: tuple[object, tuple[int, int]] = None, (0, 0)
+
+    def put(self, value: object) -> tuple[int, int]:
+        """Where the value is now."""
+        if self._last[0] is not value:
+            buffer = io.BytesIO()
+            pickler = pickle.Pickler(buffer)
+            pickler.persistent_id = self._long_one
+            pickler.dump(value)
+            data = buffer.getvalue()
+            os.pwrite(self._descriptor, data, self._end)
+            self._last = value, (self._end, len(data))
+            self._end += len(data)
+        return self._last[1]
+
+    def get(self, where: tuple[int, int]) -> Any:
+        """The value that is there."""
+        start, size = where
+        unpickler = pickle.Unpickler(io.BytesIO(os.pread(self._descriptor, size, start)))
+        unpickler.persistent_load = self._long.__getitem__
+        return unpickler.load()
+
+    def _long_one(self, value: object) -> int | None:
+        if not isinstance(value, tuple) or len(value) < LONG:
+            return None
+        self._long[id(value)] = value
+        return id(value)
 
 
 @dataclass(slots=True)
@@ -37,16 +82,21 @@ class Rank:
 
     coordinator: int = 0
 
-    def __init__(self, rank: int, size: int, kept_plans: KeptPlans) -> None:
-        self.rank, self.size, self.kept_plans = rank, size, kept_plans
+    def __init__(self, rank: int, size: int, aside: Aside) -> None:
+        self.rank, self.size, self.kept_plans = rank, size, KeptPlans()
         self.processes: Processes | None = None
-        self.answers: list[bytes] = []
+        self._aside = aside
+        self._answers: list[tuple[int, int]] = []
         self.sent: list[bytes] = []
         self._taken = 0
 
     def again(self) -> None:
         """From the beginning, with the answers so far."""
         self.sent, self._taken = [], 0
+
+    def hear(self, answer: bytes) -> None:
+        """Take an answer of the coordinator."""
+        self._answers.append(self._aside.put(answer))
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """What is sent; the coordinator takes the last of it."""
@@ -55,10 +105,10 @@ class Rank:
 
     def scatter(self, data: Sequence[bytes] | None) -> bytes:
         """The next answer."""
-        if self._taken == len(self.answers):
+        if self._taken == len(self._answers):
             raise _NoAnswer
         self._taken += 1
-        return self.answers[self._taken - 1]
+        return self._aside.get(self._answers[self._taken - 1])
 
     def broadcast(self, data: bytes | None) -> bytes:
         """The next answer."""
@@ -111,7 +161,8 @@ class Coordinator:
             self._run(other)
         except _NoAnswer:
             assert other.sent[: self.alike] == self._said, f"rank {other.rank} says something else"
-            return other.sent[-1]
+            message, other.sent = other.sent[-1], []
+            return message
         raise AssertionError(f"rank {other.rank} ended before the coordinator")
 
     def scatter(self, data: Sequence[bytes] | None) -> bytes:
@@ -121,8 +172,10 @@ class Coordinator:
         return self._answer(data)
 
     def _answer(self, data: Sequence[bytes]) -> bytes:
+        began = time.process_time()
         for other in self._others:
-            other.answers.append(data[other.rank])
+            other.hear(data[other.rank])
+        self.elsewhere += time.process_time() - began
         self.traffic.down.append(sum(map(len, data[1:])))
         return data[0]
 

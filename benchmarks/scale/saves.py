@@ -16,34 +16,37 @@ import ctypes
 import gc
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.probe import memory_of
 from benchmarks.scale.placements import Placement
-from benchmarks.scale.ranks import Coordinator, Rank
+from benchmarks.scale.ranks import Aside, Coordinator, Rank
 from xckpt.core.geometry.box import Block
 from xckpt.core.geometry.grid import GridOptions, cells
 from xckpt.core.geometry.spread import Processes, Spread
 from xckpt.core.leaf import HostSource
+from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.alone.known import KnownPlans, known_plans
 from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.storage import BriefData
-from xckpt.engine.ranks.group import KeptPlans
+from xckpt.engine.ranks.group import KeptPlans, OwnPlan
 from xckpt.engine.save import save_state
 from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.chunks.columns import BriefOrders, parts, received
 from xckpt.storage.chunks.orders import Written
 from xckpt.storage.chunks.piece_orders import SomePieces
+from xckpt.storage.location import open_store
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 WHERE = "memory://benchmarks-scale"
@@ -243,6 +246,15 @@ def _firsts(brief: BriefOrders, table: LeafTable) -> NDArray[np.int64]:
     return _known[key]
 
 
+@dataclass(slots=True)
+class _Kept:
+    """What a rank that is not the coordinator keeps for the next save."""
+
+    shares: tuple[int, int] | None = None
+    """Where its shares are."""
+    own: dict[bytes, OwnPlan] = field(default_factory=dict[bytes, OwnPlan])
+
+
 def simulate(placement: Placement, saves: int = 2, *, gathered: bool = False) -> list[Save]:
     """Save a placement that often, over itself; plans are ``gathered``, or each rank plans alone.
 
@@ -254,36 +266,44 @@ def simulate(placement: Placement, saves: int = 2, *, gathered: bool = False) ->
 def save(placed: Placed, saves: int = 1) -> list[Save]:
     """Save what is placed, so often."""
     placed.share_out()
-    kept = [KeptPlans() for _ in range(placed.placement.ranks)]
+    plans, kept = KeptPlans(), [_Kept() for _ in range(placed.placement.ranks)]
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = memory_of()["VmRSS"]
-    return [_save(placed, kept, before) for _ in range(saves)]
+    with TemporaryFile() as file:
+        aside = Aside(file.fileno())
+        return [_save(placed, plans, kept, aside, before) for _ in range(saves)]
 
 
-def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
+def _save(
+    placed: Placed, plans: KeptPlans, after: Sequence[_Kept], aside: Aside, before: int
+) -> Save:
     placement = placed.placement
-    kept = [KeptPlans(dict(each.shares), dict(each.plans), dict(each.own)) for each in after]
+    kept = [replace(each) for each in after]
     processes = Processes("torch", np.arange(placement.ranks))
 
     def run(rank: Rank) -> float:
         had = kept[rank.rank]
         rank.processes = processes
-        rank.kept_plans = KeptPlans(dict(had.shares), dict(had.plans), dict(had.own))
+        shares = {} if had.shares is None else aside.get(had.shares)
+        rank.kept_plans = KeptPlans(shares, own=dict(had.own))
         whole = rank.rank == 1
         planner = DefaultSavePlanner() if whole else PlacedPlanner(placed, rank.rank)
         state = placed.state(1) if whole else {}
+        writer = _Writer(placed.where, overwrite=True, options=MANY)
         began = time.process_time()
-        save_state(
-            state, _Writer(placed.where, overwrite=True, options=MANY), group=rank, planner=planner
-        )
-        after[rank.rank].shares = rank.kept_plans.shares
-        return time.process_time() - began
+        try:
+            save_state(state, writer, group=rank, planner=planner)
+            spent = time.process_time() - began
+            after[rank.rank].shares = aside.put(rank.kept_plans.shares)
+        finally:
+            rank.kept_plans.shares = {}
+        return spent
 
-    others = [Rank(number, placement.ranks, KeptPlans()) for number in range(1, placement.ranks)]
-    group = Coordinator(others, run, after[0])
+    others = [Rank(number, placement.ranks, aside) for number in range(1, placement.ranks)]
+    group = Coordinator(others, run, plans)
     group.processes = processes
     alone = bool(placement.mesh)
     group.alike = 2 if alone else 0  # what is saved, and what is known of all plans
@@ -300,6 +320,11 @@ def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
         after[other.rank].own = other.kept_plans.own
     assert writer._committed is not None
     placed.manifest = writer._committed[0]
+    # In a bucket they would take no memory of this process.
+    store = open_store(writer.target)
+    for key in store.list().result():
+        if key.endswith(DIGESTS.encode()):
+            store.write(key, None).result()
     return Save(
         group.planned - began,
         ended - group.gathered,

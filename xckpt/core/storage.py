@@ -72,6 +72,13 @@ class SharesHost(Protocol):
 
 
 @runtime_checkable
+class TypedReportsWriter(Protocol):
+    """A writer whose reports are of one type, which MessagePack decodes."""
+
+    report_type: type
+
+
+@runtime_checkable
 class PlanCachingWriter(Protocol):
     """A writer whose orders last: an equal plan gets the same orders, except for the place."""
 

@@ -46,8 +46,7 @@ from xckpt.engine.ranks.group import (
     operation,
 )
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
-from xckpt.engine.ranks.wire import REPORTS
-from xckpt.engine.steps import all_reduce
+from xckpt.engine.steps import Reports, all_reduce
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 
@@ -139,7 +138,7 @@ class _Save:
                 commit = partial(known.finish, self.writer, self.metadata)
             if self.watch is not None:
                 commit = partial(self.watch.run, "commit", commit)
-            answer = all_reduce(group, WRITE, write, commit, REPORTS)
+            answer = all_reduce(group, WRITE, write, commit, Reports(self.writer))
             if known is not None:
                 return known.committed(answer)
             return self.writer.committed_metadata(answer)

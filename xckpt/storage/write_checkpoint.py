@@ -70,6 +70,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         base: an earlier checkpoint, to share what did not change; see `xckpt.save`.
     """
 
+    report_type: type = Written
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -79,13 +81,12 @@ class ZarrStorageWriter(PlainStorageWriter):
         base: str | os.PathLike[str] | None = None,
     ) -> None:
         self.overwrite = overwrite
-        self.options = checked_options(options, SaveOptions, "ZarrStorageWriter")
+        self.options = given = checked_options(options, SaveOptions, "ZarrStorageWriter")
         self.target = Location.parse(path, options)
         self.base = None if base is None else os.fspath(base)
         self.lasting = base is None
         self.shared_bytes = 0
         """Bytes that this rank did not write because they are shared with the base."""
-        given = self.options
         super().__init__(GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.cuts))
         self._base: Base | None = None
         if base is not None:

@@ -14,10 +14,12 @@ from tests.support.examples import examples
 from tests.support.steps import steps
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
 from xckpt.core.manifest.write_counts import writers_in_words
+from xckpt.engine.steps import Reports
 from xckpt.errors import PlanError
 from xckpt.storage.chunks.columns import draft_name
 from xckpt.storage.chunks.orders import Written, WrittenValue
 from xckpt.storage.chunks.units import TOGETHER, merged_digests
+from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 A, B = (TensorEntry(name, "int8", (size,), chunk=(1,)) for name, size in (("a", 96), ("c", 70)))
 DRAFT = Manifest((A, B), "")
@@ -63,6 +65,17 @@ def test_each_digest_is_in_its_place(ranks: int, seed: int):
         taken = b"".join([each.digests, *(value.digests for value in each.long_values)])
         numbers = placing.numbers([each], rank).tolist()
         assert taken == b"".join(map(digest, numbers))
+
+
+def test_the_coordinator_does_not_copy_what_ranks_report():
+    """The digests of 10,240 ranks are long together."""
+    reports = Reports(ZarrStorageWriter("memory://reports"))
+    sent = report(np.arange(96))
+    message = bytearray(reports.encode(sent))
+    received = reports.decode(message)
+    assert isinstance(received, Written) and received.digests == sent.digests
+    message[message.index(sent.digests)] ^= 255
+    assert received.digests != sent.digests
 
 
 def test_a_chunk_that_is_missing_and_one_written_twice_are_named():

@@ -1,4 +1,4 @@
-"""Plans and reports of saves between ranks, as MessagePack; arrays travel as raw bytes."""
+"""Plans of saves between ranks, as MessagePack; arrays travel as raw bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Block, Boxes
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
 from xckpt.core.storage import BriefData, CanBeBrief, sendable
-from xckpt.engine.steps import Codec
 
 
 class _SavePlan(msgspec.Struct, array_like=True):
@@ -29,15 +28,6 @@ class _SavePlan(msgspec.Struct, array_like=True):
     is_brief: bool
     """Whether the storage's data are to be read with the table."""
 
-
-class _Reports:
-    """Carries the ranks' reports of their writes; they arrive as plain lists, dicts and bytes."""
-
-    encode = msgspec.msgpack.Encoder().encode
-    decode = msgspec.msgpack.Decoder().decode
-
-
-REPORTS: Codec[object] = _Reports()
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_plan = msgspec.msgpack.Decoder(_SavePlan).decode

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -87,6 +88,13 @@ def _unlike(one: Location | Access, other: Location | Access) -> dict[str, objec
     }
 
 
+if TYPE_CHECKING:
+    Column = bytes | memoryview
+else:
+    Column = memoryview
+    """Received, a part of the message: the reports of many ranks are long together."""
+
+
 class WrittenValue(msgspec.Struct, array_like=True, gc=False):
     """The chunks of a long value that a rank has written."""
 
@@ -110,11 +118,11 @@ class Written(msgspec.Struct, array_like=True):
     """Why equal chunks were written nevertheless, if any were."""
     draft: bytes = b""
     """The draft of the numbers below; see `WriteOrders`."""
-    chunks: bytes = b""
+    chunks: Column = b""
     """The chunks of tensors: their numbers in the draft, int64."""
-    digests: bytes = b""
+    digests: Column = b""
     """A digest for each of ``chunks``."""
-    places: bytes = b""
+    places: Column = b""
     """A place for each of ``chunks`` that lies in a pack."""
     packs: list[bytes] = []
     """The names of the packs that the rank has written."""
