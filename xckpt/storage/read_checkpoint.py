@@ -22,13 +22,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Int64s
 from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, Entry, Manifest, ValueEntry
 from xckpt.core.manifest.memory import COPIES, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
+from xckpt.core.plan.host_reads import Announcement, PackedReads, SharedReads, packed, share_reads
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.reads.items import ReadItems, needs_no_items
@@ -158,30 +158,29 @@ class ZarrStorageReader:
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
         with self.source.integrity.noticing_replacement():
-            wanted = self._shareable(plan) if self._may_share else []
-        if not wanted:
+            wanted = self._shareable(plan) if self._may_share else None
+        if wanted is None or not len(wanted):
             return plan
         # Without sockets each rank reads for itself.
         with contextlib.suppress(OSError):
             far = FarRanks(self.patience) if self._between_hosts() else None
             self._exchange = Exchange(self.patience, far)
-            host, numbers = self.options.host, np.array(wanted, np.int64).tobytes()
             announcement = Announcement(
-                host or host_identity(),
+                self.options.host or host_identity(),
                 self._exchange.address,
-                numbers,
+                packed(wanted),
                 b"" if far is None else far.reach,
             )
             plan = replace(plan, storage_data=announcement)
         return plan
 
-    def _shareable(self, plan: LoadPlan) -> list[int]:
+    def _shareable(self, plan: LoadPlan) -> Int64s:
         """The chunks that this rank wants and may get from others.
 
         Packed ones are left out: reading long ranges is quicker than handing them over one by one.
         """
         requests = self._requests(plan)[1]
-        return requests.numbers[requests.places == UNPACKED].tolist()
+        return requests.numbers[requests.places == UNPACKED]
 
     def _between_hosts(self) -> bool:
         """Whether chunks that several hosts want are read by one of them."""
@@ -237,7 +236,7 @@ class ZarrStorageReader:
             integrity.prepare_ranges(*requests.ranges())
             share = SharedReads(0)
             if self._exchange is not None:
-                share = msgspec.convert(plan.storage_data, SharedReads)
+                share = msgspec.convert(plan.storage_data, PackedReads).reads()
             if not share.elsewhere:
                 self._close_exchange()
             read_items(self.source, items, requests, planner, self.options, share, self._exchange)

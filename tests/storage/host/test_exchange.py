@@ -20,7 +20,7 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.sharded_arrays import cut
 from tests.support.time_limit import ALLOWANCE
-from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
+from xckpt.core.plan.host_reads import Announcement, SharedReads, packed, share_reads
 from xckpt.engine.ranks.rendezvous import Invitation, connect, host_identity
 from xckpt.errors import RanksFailedError, XckptError
 from xckpt.storage.host import far, greetings, peer
@@ -49,7 +49,7 @@ class Rank:
         self.share = SharedReads(0)
 
     def announcement(self) -> Announcement:
-        wanted = np.array(self.chunks, np.int64).tobytes()
+        wanted = packed(np.array(self.chunks))
         reach = b"" if self.far is None else self.far.reach
         return Announcement(self.host, self.exchange.address, wanted, reach)
 
@@ -99,7 +99,7 @@ def together(calls: Sequence[Callable[[], object]]) -> None:
 @pytest.mark.parametrize("slots", [1, 3, 64])
 def test_every_rank_gets_every_chunk(slots: int) -> None:
     ranks = [Rank(range(20)) for _ in range(4)]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     together([lambda r=r, s=s: r.run(s, slots) for r, s in zip(ranks, shares, strict=True)])
     for rank, share in zip(ranks, shares, strict=True):
         assert not rank.failures
@@ -110,7 +110,7 @@ def test_every_rank_gets_every_chunk(slots: int) -> None:
 
 def test_a_rank_that_stops_in_the_middle_fails_the_others() -> None:
     ranks = [Rank(range(20)) for _ in range(3)]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     deaths = [None, 2, None]
     together(
         [
@@ -125,7 +125,7 @@ def test_a_rank_that_stops_in_the_middle_fails_the_others() -> None:
 def test_a_rank_that_never_comes_fails_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greetings, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(20)) for _ in range(3)]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     ranks[1].exchange.close()
     together([lambda n=n: ranks[n].run(shares[n], 2) for n in (0, 2)])
     assert ranks[0].failures
@@ -135,7 +135,7 @@ def test_a_rank_that_never_comes_fails_the_others(monkeypatch: pytest.MonkeyPatc
 def test_a_late_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greetings, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(6)) for _ in range(2)]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     late = threading.Event()
     threading.Timer(0.4, late.set).start()
     together(
@@ -151,7 +151,7 @@ def test_a_late_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_chunk_crosses_once_and_comes_to_every_rank(slots: int, hosts: str) -> None:
     """With one slot of each kind too: what is received has memory of its own."""
     ranks = [Rank(range(24), host) for host in hosts]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     together([lambda r=r, s=s: r.run(s, slots) for r, s in zip(ranks, shares, strict=True)])
     assert sum(len(share.own) for share in shares) == 24
     for rank, share in zip(ranks, shares, strict=True):
@@ -164,7 +164,7 @@ def test_every_chunk_crosses_once_and_comes_to_every_rank(slots: int, hosts: str
 @pytest.mark.parametrize("death", [0, 2])
 def test_a_rank_of_another_host_that_stops_is_named(death: int) -> None:
     ranks = [Rank(range(24), host) for host in "abc"]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     together(
         [
             lambda r=r, s=s, d=d: r.run(s, 2, d)
@@ -182,7 +182,7 @@ def test_a_rank_of_another_host_that_never_comes_is_named(
 ) -> None:
     monkeypatch.setattr(greetings, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(24), host) for host in "abc"]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     ranks[1].exchange.close()
     together([lambda n=n: ranks[n].run(shares[n], 64) for n in (0, 2)])
     for survivor in (0, 2):
@@ -192,7 +192,7 @@ def test_a_rank_of_another_host_that_never_comes_is_named(
 def test_a_silent_rank_of_another_host_is_given_up() -> None:
     """It is there, and connects to all, but sends nothing."""
     ranks = [Rank(range(8), host, patience=0.6) for host in "ab"]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     ended = threading.Event()
 
     def silent() -> None:
@@ -224,7 +224,7 @@ def test_a_silent_rank_of_another_host_is_given_up() -> None:
 def test_a_stranger_is_no_rank(said: bytes) -> None:
     """What connects without the token is hung up on, and the ranks meet all the same."""
     ranks = [Rank(range(8), host) for host in "ab"]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     with contextlib.ExitStack() as stack:
         strangers: list[socket.socket] = []
         for rank in ranks:
@@ -271,7 +271,7 @@ def test_a_rank_that_pauses_before_it_says_who_it_is(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(far, "connect", slowly)
     ranks = [Rank(range(8), host) for host in "ab"]
-    shares = share_reads([rank.announcement() for rank in ranks])
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
     together([lambda n=n: ranks[n].run(shares[n], 8) for n in (0, 1)])
     assert not any(rank.failures for rank in ranks)
     assert [len(rank.taken) for rank in ranks] == [4, 4]

@@ -10,18 +10,53 @@ it. From what each rank wants (`share_reads`):
 4. The k-th such chunk is read by host k modulo their number, and so by rank, which spreads them
    evenly: each of H hosts reads 1/H of the bytes, and sends about as much as it receives.
 5. Every rank learns what it publishes and sends for which ranks, and what to expect from each.
+
+Chunks that the same ranks want are shared out together, in columns: those whose turns leave the
+same remainder have the same reader and takers. Their numbers travel packed (`packed`).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from math import lcm
+from typing import Final
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from xckpt.core.geometry.box import Int64s
 from xckpt.core.struct_types import prepare_structs
+
+_BARE: Final = -15
+"""zlib's stream without head and checksum."""
+
+
+def packed(numbers: Int64s) -> bytes:
+    """Chunk numbers, ascending, in few bytes: those of layers that repeat differ in the same way.
+
+    Example:
+        >>> len(packed(np.arange(0, 1 << 20, 16))) < 400
+        True
+    """
+    steps = np.diff(numbers, prepend=0)
+    width = np.min_scalar_type(int(steps.max(initial=0))).itemsize
+    content = steps.astype(f"<u{width}").tobytes()
+    return bytes([width]) + zlib.compress(content, level=1, wbits=_BARE)
+
+
+def unpacked(data: bytes) -> Int64s:
+    """The numbers of `packed`.
+
+    Example:
+        >>> unpacked(packed(np.array([4, 5, 700]))).tolist()
+        [4, 5, 700]
+    """
+    steps = np.frombuffer(zlib.decompress(data[1:], wbits=_BARE), f"<u{data[0]}")
+    return np.cumsum(steps, dtype=np.int64)
 
 
 class Announcement(msgspec.Struct, array_like=True, frozen=True):
@@ -32,28 +67,29 @@ class Announcement(msgspec.Struct, array_like=True, frozen=True):
     address: str
     """Where the rank's peers find it."""
     wanted: bytes
-    """Numbers of the chunks wanted, int64, ascending, each once."""
+    """Numbers of the chunks wanted, ascending, each once, `packed`."""
     reach: bytes = b""
     """Where ranks of other hosts find it; empty if it takes nothing from them."""
 
 
-class SharedReads(msgspec.Struct, array_like=True, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SharedReads:
     """A rank's share: what it publishes and sends, and what it takes and receives."""
 
     rank: int
-    publish: dict[int, tuple[int, ...]] = {}
+    publish: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """Each chunk that it hands to others of its host -> the other ranks that want it."""
-    sources: dict[str, list[int]] = {}
+    sources: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     """Address of each rank that publishes for this one -> the chunks that come from there."""
-    addresses: dict[int, str] = {}
+    addresses: dict[int, str] = field(default_factory=dict[int, str])
     """Each rank that takes from this one -> where it listens."""
-    ranks: dict[str, int] = {}
+    ranks: dict[str, int] = field(default_factory=dict[str, int])
     """Address in ``sources`` -> the rank that listens there."""
-    sends: dict[int, tuple[int, ...]] = {}
+    sends: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """Each chunk that it reads for other hosts -> a rank of each."""
-    receives: dict[int, list[int]] = {}
+    receives: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """Each rank of another host that sends to this one -> the chunks that come from there."""
-    reaches: dict[int, bytes] = {}
+    reaches: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """Each rank of ``sends`` and ``receives`` -> where it is reached."""
 
     @property
@@ -83,89 +119,175 @@ class SharedReads(msgspec.Struct, array_like=True, frozen=True):
         return set(self.own).union(self.received, *self.sources.values())
 
 
-prepare_structs(Announcement, SharedReads)
+class PackedReads(msgspec.Struct, array_like=True):
+    """`SharedReads` between processes: chunks that go the same way are one column."""
+
+    rank: int
+    publish: list[tuple[bytes, tuple[int, ...]]] = []
+    sources: dict[str, list[bytes]] = {}
+    addresses: dict[int, str] = {}
+    ranks: dict[str, int] = {}
+    sends: list[tuple[bytes, tuple[int, ...]]] = []
+    receives: dict[int, list[bytes]] = {}
+    reaches: dict[int, bytes] = {}
+
+    def reads(self) -> SharedReads:
+        """What was packed, chunk by chunk, ascending."""
+        return SharedReads(
+            self.rank,
+            _by_chunk(self.publish),
+            {address: _merged(each) for address, each in self.sources.items()},
+            self.addresses,
+            self.ranks,
+            _by_chunk(self.sends),
+            {rank: _merged(each) for rank, each in self.receives.items()},
+            self.reaches,
+        )
 
 
-def share_reads(announced: Sequence[Announcement | None]) -> list[SharedReads]:
+def _by_chunk(columns: Sequence[tuple[bytes, tuple[int, ...]]]) -> dict[int, tuple[int, ...]]:
+    """Each chunk, ascending -> the ranks of its column."""
+    pairs = [(chunk, ranks) for chunks, ranks in columns for chunk in unpacked(chunks).tolist()]
+    return dict(sorted(pairs))
+
+
+def _merged(columns: Sequence[bytes]) -> list[int]:
+    """The chunks of columns, ascending."""
+    return np.sort(np.concatenate([*map(unpacked, columns)])).tolist()
+
+
+prepare_structs(Announcement, PackedReads)
+
+
+def share_reads(announced: Sequence[Announcement | None]) -> list[PackedReads]:
     """The chunks that each rank reads for others; entry ``rank`` is that rank's share.
 
     Example:
-        >>> wanted = np.array([4, 5]).tobytes()
+        >>> wanted = packed(np.array([4, 5]))
         >>> shares = share_reads([Announcement("a", "x", wanted), Announcement("a", "y", wanted)])
-        >>> shares[0].publish, shares[0].sources
+        >>> shares[0].reads().publish, shares[0].reads().sources
         ({4: (1,)}, {'y': [5]})
         >>> far = [Announcement(host, "x", wanted, b"reach") for host in "ab"]
-        >>> [(share.sends, share.receives) for share in share_reads(far)]
+        >>> [(share.reads().sends, share.reads().receives) for share in share_reads(far)]
         [({4: (1,)}, {1: [5]}), ({5: (0,)}, {0: [4]})]
     """
-    sharing = _Shares(announced)
-    turns: Counter[tuple[str, ...]] = Counter()
-    for number, ranks in _wanted_by_several(announced):
-        hosts: dict[str, list[int]] = {}
-        for rank in ranks:
-            hosts.setdefault(sharing.known[rank].host, []).append(rank)
-        far = {host: each for host, each in hosts.items() if sharing.reached(each)}
-        key = tuple(hosts)
-        turn, turns[key] = turns[key], turns[key] + 1
-        chosen = {
-            host: each[turn // max(1, len(far)) % len(each)]
-            if host in far
-            else each[turn % len(each)]
-            for host, each in hosts.items()
-        }
-        if len(far) > 1:
-            reader = list(far)[turn % len(far)]
-            others = [chosen[host] for host in far if host != reader]
-            sharing.send(number, chosen[reader], others)
-        for host, each in hosts.items():
-            sharing.publish(number, chosen[host], [rank for rank in each if rank != chosen[host]])
-    return sharing.shares
+    known = {rank: each for rank, each in enumerate(announced) if each is not None}
+    shares = _Shares(known, len(announced))
+    wanted = list(_wanted_by_several(known))
+    hosts = [_by_host(known, ranks) for _, ranks in wanted]
+    turns = _turns([chunks for chunks, _ in wanted], [tuple(each) for each in hosts])
+    for (chunks, _), of_hosts, turn in zip(wanted, hosts, turns, strict=True):
+        shares.share_out(chunks, turn, of_hosts)
+    return shares.shares
+
+
+def _by_host(known: Mapping[int, Announcement], ranks: Sequence[int]) -> dict[str, list[int]]:
+    hosts: dict[str, list[int]] = {}
+    for rank in ranks:
+        hosts.setdefault(known[rank].host, []).append(rank)
+    return hosts
+
+
+def _wanted_by_several(
+    known: Mapping[int, Announcement],
+) -> Iterator[tuple[Int64s, list[int]]]:
+    """The chunks that several ranks want: those that the same ranks want, ascending, and these."""
+    alike: dict[bytes, list[int]] = {}
+    for rank, each in known.items():
+        alike.setdefault(each.wanted, []).append(rank)
+    ranks, wanted = [*alike.values()], [unpacked(each) for each in alike]
+    chunk = np.concatenate([*wanted, np.zeros(0, np.int64)])
+    several = np.array([len(each) > 1 for each in ranks], bool)
+    group = np.repeat(np.arange(len(ranks)), [*map(len, wanted)])
+    order = np.argsort(chunk, kind="stable")
+    chunk, group = chunk[order], group[order]
+    first = np.flatnonzero(np.diff(chunk, prepend=-1))
+    count = np.diff(first, append=len(chunk))
+    for number in np.unique(count).tolist():
+        starts = first[count == number]
+        if number == 1:
+            starts = starts[several[group[starts]]]
+        if not len(starts):
+            continue
+        rows = group[starts[:, None] + np.arange(number)]
+        order = np.lexsort(rows.T)
+        rows, starts = rows[order], starts[order]
+        new = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
+        for own in np.split(np.arange(len(rows)), new):
+            sets: list[int] = rows[own[0]].tolist()
+            yield chunk[starts[own]], sorted(chain(*(ranks[each] for each in sets)))
+
+
+def _turns(chunks: Sequence[Int64s], keys: Sequence[tuple[str, ...]]) -> list[Int64s]:
+    """For each column of chunks their turns, by which those of an equal key are counted."""
+    numbers: dict[tuple[str, ...], int] = {}
+    key = np.array([numbers.setdefault(each, len(numbers)) for each in keys], np.int64)
+    lengths = [*map(len, chunks)]
+    chunk, key = np.concatenate([*chunks, np.zeros(0, np.int64)]), np.repeat(key, lengths)
+    order = np.lexsort((chunk, key))
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    turn = np.empty(len(chunk), np.int64)
+    turn[order] = np.arange(len(chunk)) - np.repeat(first, np.diff(first, append=len(chunk)))
+    return np.split(turn, np.cumsum(lengths)[:-1]) if lengths else []
+
+
+def _remainders(chunks: Int64s, turns: Int64s, divisor: int) -> list[tuple[int, bytes]]:
+    """The chunks by the remainder of their turns."""
+    rest = turns % divisor
+    order = np.argsort(rest, kind="stable")
+    first = np.flatnonzero(np.diff(rest[order], prepend=-1))
+    columns = np.split(chunks[order], first[1:])
+    return [*zip(rest[order[first]].tolist(), map(packed, columns), strict=True)]
 
 
 class _Shares:
     """The shares while they are made."""
 
-    def __init__(self, announced: Sequence[Announcement | None]) -> None:
-        self.known = {rank: each for rank, each in enumerate(announced) if each is not None}
-        self.shares = [
-            SharedReads(rank, {}, {}, {}, {}, {}, {}, {}) for rank in range(len(announced))
-        ]
+    def __init__(self, known: Mapping[int, Announcement], ranks: int) -> None:
+        self._known = known
+        self.shares = [PackedReads(rank, [], {}, {}, {}, [], {}, {}) for rank in range(ranks)]
 
-    def reached(self, ranks: Sequence[int]) -> bool:
-        """Whether ranks of other hosts find these."""
-        return all(self.known[rank].reach for rank in ranks)
+    def share_out(self, chunks: Int64s, turns: Int64s, hosts: Mapping[str, list[int]]) -> None:
+        """Share out chunks that the same ranks want.
 
-    def publish(self, number: int, publisher: int, takers: Sequence[int]) -> None:
-        """Have a rank hand a chunk to others of its host."""
-        if not takers:
-            return
-        self.shares[publisher].publish[number] = tuple(takers)
-        address = self.known[publisher].address
+        Args:
+            chunks: their numbers, ascending.
+            turns: the turn of each.
+            hosts: the ranks of each host that want them.
+        """
+        far = [each for each in hosts.values() if all(self._known[rank].reach for rank in each)]
+        if len(far) > 1:
+            # A turn's remainder by this decides for every host.
+            period = len(far) * lcm(*map(len, far))
+            for turn, column in _remainders(chunks, turns, period):
+                round, reader = divmod(turn, len(far))
+                chosen = [each[round % len(each)] for each in far]
+                self._send(column, chosen.pop(reader), chosen)
+        columns: dict[tuple[bool, int], list[tuple[int, bytes]]] = {}
+        for each in hosts.values():
+            key = each in far, len(each)
+            if key not in columns and len(each) > 1:
+                rounds = turns // len(far) if each in far else turns
+                columns[key] = _remainders(chunks, rounds, len(each))
+            for at, column in columns.get(key, ()):
+                self._publish(column, each[at], [*each[:at], *each[at + 1 :]])
+
+    def _publish(self, chunks: bytes, publisher: int, takers: Sequence[int]) -> None:
+        """Have a rank hand chunks to others of its host."""
+        share, address = self.shares[publisher], self._known[publisher].address
+        share.publish.append((chunks, tuple(takers)))
         for taker in takers:
-            self.shares[taker].sources.setdefault(address, []).append(number)
-            self.shares[taker].ranks[address] = publisher
-            self.shares[publisher].addresses[taker] = self.known[taker].address
+            taking = self.shares[taker]
+            taking.sources.setdefault(address, []).append(chunks)
+            taking.ranks[address] = publisher
+            share.addresses[taker] = self._known[taker].address
 
-    def send(self, number: int, sender: int, receivers: Sequence[int]) -> None:
-        """Have a rank send a chunk to ranks of other hosts."""
-        self.shares[sender].sends[number] = tuple(receivers)
+    def _send(self, chunks: bytes, sender: int, receivers: Sequence[int]) -> None:
+        """Have a rank send chunks to ranks of other hosts."""
+        share, reach = self.shares[sender], self._known[sender].reach
+        share.sends.append((chunks, tuple(receivers)))
         for receiver in receivers:
-            self.shares[receiver].receives.setdefault(sender, []).append(number)
-            self.shares[receiver].reaches[sender] = self.known[sender].reach
-            self.shares[sender].reaches[receiver] = self.known[receiver].reach
-
-
-def _wanted_by_several(
-    announced: Sequence[Announcement | None],
-) -> list[tuple[int, list[int]]]:
-    """Each chunk that several ranks want, and these, ascending."""
-    wanted = [np.frombuffer(b"" if one is None else one.wanted, np.int64) for one in announced]
-    chunk = np.concatenate([*wanted, np.zeros(0, np.int64)])
-    rank: NDArray[np.int64] = np.repeat(np.arange(len(wanted)), [len(part) for part in wanted])
-    order = np.argsort(chunk, kind="stable")
-    chunk, rank = chunk[order], rank[order]
-    distinct, start, count = np.unique(chunk, return_index=True, return_counts=True)
-    return [
-        (int(distinct[index]), rank[start[index] : start[index] + count[index]].tolist())
-        for index in np.flatnonzero(count > 1).tolist()
-    ]
+            receiving = self.shares[receiver]
+            receiving.receives.setdefault(sender, []).append(chunks)
+            receiving.reaches[sender] = reach
+            share.reaches[receiver] = self._known[receiver].reach

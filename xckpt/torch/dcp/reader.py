@@ -25,7 +25,7 @@ from torch.futures import Future
 
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from xckpt.core.plan.host_reads import SharedReads
+from xckpt.core.plan.host_reads import PackedReads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.wanted import local_reads
 from xckpt.engine.ranks.launched import launched_on_host
@@ -324,9 +324,9 @@ def _read(load: _OpenLoad, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None
     if isinstance(answer, _Announced):
         sharing = answer.sharing
         load.watch.meet(size=answer.ranks)
-    if not isinstance(sharing, SharedReads):
-        sharing = SharedReads(0)
-    elif items != load.items and sharing.elsewhere:
+    if not isinstance(sharing, PackedReads):
+        sharing = PackedReads(0)
+    elif items != load.items and sharing.reads().elsewhere:
         raise PlanError(
             "the planner has changed what this rank reads after the ranks have shared "
             "the reading; use LoadOptions(share_reads=False)"

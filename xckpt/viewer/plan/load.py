@@ -23,7 +23,7 @@ from xckpt.core.geometry.cover import unique
 from xckpt.core.geometry.grid import ZarrArray, cells
 from xckpt.core.geometry.shard_cuts import device_boxes, held_by
 from xckpt.core.manifest.entries import Manifest, TensorEntry, arrays, leaf_arrays
-from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
+from xckpt.core.plan.host_reads import Announcement, packed, share_reads
 from xckpt.core.text.printable import printable
 from xckpt.viewer.plan.mesh_text import ReaderMesh
 from xckpt.viewer.plan.save import saved_grids
@@ -160,12 +160,13 @@ class _Reads:
         self._few = total <= FEW
         self._wanted = [self._of_rank(rank) for rank in range(mesh.ranks)]
         share = mesh.ranks // mesh.hosts
-        self._shares: list[SharedReads] = share_reads(
+        shares = share_reads(
             [
-                Announcement(str(rank // share), str(rank), wanted.tobytes())
+                Announcement(str(rank // share), str(rank), packed(wanted))
                 for rank, wanted in enumerate(self._wanted)
             ]
         )
+        self._shares = [each.reads() for each in shares]
         self._taken = [_numbers(each.sources.values()) for each in self._shares]
         self._own = [
             np.setdiff1d(wanted, taken, assume_unique=True)
