@@ -40,7 +40,7 @@ def pinned(file: str) -> dict[str, Version]:
 def requirements() -> list[Requirement]:
     """What xckpt needs, and what its extras for users do."""
     extras = PROJECT["optional-dependencies"]
-    names = ("cli", "torch", "jax", "zarr", "plot")
+    names = ("cli", "torch", "jax", "zarr", "plot", "buckets")
     texts = [*PROJECT["dependencies"], *(text for name in names for text in extras[name])]
     return [Requirement(text) for text in texts]
 
@@ -95,7 +95,7 @@ except ImportError as error:
 
 
 def test_a_core_install_has_no_extras() -> None:
-    for name in ("click", "rich", "torch", "jax", "zarr"):
+    for name in ("click", "rich", "torch", "jax", "zarr", "obstore"):
         assert f"No module named '{name}'" in core_install(f"import {name}").stderr
 
 

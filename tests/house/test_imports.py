@@ -62,6 +62,7 @@ SIBLINGS = LAYERS["adapters"]
 # Who may import a library from outside; any other module may not.
 DOORS = {
     "tensorstore": ("xckpt.storage",),
+    "obstore": ("xckpt.storage.buckets.server_side",),
     "google_crc32c": ("xckpt.storage",),
     "xxhash": ("xckpt.storage", "xckpt.engine.ranks.compare"),
     "torch": ("xckpt.torch", "xckpt.integrations"),
@@ -84,7 +85,7 @@ PURE = {"numpy", "ml_dtypes", "msgspec", *sys.stdlib_module_names}
 MAY_IMPORT = {"core": PURE, "mapping": PURE | {"tomli_w"}}
 """All that a pure layer may import from outside."""
 
-HEAVY = ("torch", "jax", "tensorstore", "zarr", "rich", "click")
+HEAVY = ("torch", "jax", "tensorstore", "obstore", "zarr", "rich", "click")
 IMPORT_SECONDS = 0.3
 AS_NUMPY = 3
 """On a slow machine: so many times what NumPy's part of it takes there."""

@@ -48,6 +48,9 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "Both MUST see every write": ("tests/storage/test_buckets.py::test_overwrite",),
     "3. to write an object as a whole": ("tests/storage/test_buckets.py::test_overwrite",),
     "- It MUST have compared the base's": (f"{SHARING}::test_a_damaged_base_is_not_shared",),
+    "- It MUST have made sure, after an object was copied": (
+        "tests/storage/base/test_copying.py::test_a_base_that_goes_away_between_copies",
+    ),
     "- It MUST NOT share what is not a plain": (f"{SHARING}::test_a_damaged_base_is_not_shared",),
     "- Whatever writes, replaces or deletes": (
         f"{SHARING}::test_what_changed_is_written",

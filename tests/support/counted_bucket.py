@@ -49,6 +49,8 @@ class SeenRequest:
     """Bytes of the request's content."""
     answered: int
     """Bytes of the answer's."""
+    copy: bool = False
+    """Whether the bucket is to copy another object."""
 
     @property
     def kind(self) -> str:
@@ -61,6 +63,7 @@ class SeenRequest:
             return f"{method} {name}"
         if name.startswith("xckpt.trial-"):
             return f"{method} trial"
+        method = "COPY" if self.copy else method
         return f"{method} {'pack' if 'xckpt.packs/' in self.key else 'chunk'}"
 
 
@@ -182,7 +185,8 @@ class CountedBucket:
         named = query.get("prefix", "") if listing else key
         sizes = len(content), len(answer)
         times = began, time.monotonic()
-        self._seen.append(SeenRequest(method, named, listing, conditional, *times, *sizes))
+        copy = "x-amz-copy-source" in headers
+        self._seen.append(SeenRequest(method, named, listing, conditional, *times, *sizes, copy))
 
     def _done(
         self,
@@ -203,6 +207,16 @@ class CountedBucket:
             return 404, {}, _error("NoSuchKey")  # as Amazon's does, and not 412
         if (wanted is not None and wanted != tag) or (unwanted == "*" and tag):
             return 412, {}, _error("PreconditionFailed")
+        if method == "PUT" and (source := headers.get("x-amz-copy-source")):
+            copied = self.objects.get(unquote(source).lstrip("/").partition("/")[2])
+            if copied is None:
+                return 404, {}, _error("NoSuchKey")
+            self.objects[key] = copied
+            return (
+                200,
+                {},
+                f"<CopyObjectResult><ETag>{copied[0]}</ETag></CopyObjectResult>".encode(),
+            )
         if method == "PUT":
             tag = f'"{xxhash.xxh3_128_hexdigest(content)}"'
             self.objects[key] = tag, content

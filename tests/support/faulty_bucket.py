@@ -34,6 +34,8 @@ class Request:
     """Whether it is to be done on a condition only."""
     listing: bool
     content: bytes = b""
+    source: str = ""
+    """The bucket's object that is to be copied, if it is."""
 
     @property
     def writes(self) -> bool:
@@ -168,7 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
         listing = self.command == "GET" and ("list-type" in query or url.path.endswith("/o"))
         named = query.get("name", [""])[0]
         path = unquote(url.path) + (f"/{named}" if named else "")
-        request = Request(self.command, path, conditional, listing, content)
+        copied = (self.headers.get(f"x-{cloud}-copy-source") for cloud in ("amz", "goog"))
+        source = unquote(next(filter(None, copied), "")).partition("/")[2]
+        request = Request(self.command, path, conditional, listing, content, source)
         self.server.seen.append(request)
         fault = self.server.fault(request)
         if isinstance(fault, Silence) and not fault.done:

@@ -1,5 +1,7 @@
 """A server that speaks as much of Google Cloud Storage's JSON API as TensorStore does.
 
+Obstore speaks the XML API: it has an object copied by a PUT, and asks for one's length by a HEAD.
+
 The emulators that can be installed from PyPI ignore ``ifGenerationMatch``, on which a commit rests;
 this one does what the API's reference says of generations, ranges and listings.
 """
@@ -22,6 +24,7 @@ PAGE = 20
 _OBJECT = re.compile(r"/storage/v1/b/([^/]+)/o/(.+)")
 _LISTING = re.compile(r"/storage/v1/b/([^/]+)/o")
 _UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o")
+_XML = re.compile(r"/([^/]+)/(.+)")
 
 
 @dataclass
@@ -131,6 +134,39 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(412)
         else:
             self._answer(200, json.dumps(resource).encode())
+
+    def do_PUT(self) -> None:
+        path, _ = self._request()
+        found = _XML.fullmatch(path)
+        bucket = self.server.buckets.get(found[1]) if found else None
+        source = unquote(self.headers.get("x-goog-copy-source", "")).partition("/")[2]
+        if found is None or bucket is None or not source:
+            self._answer(400)
+            return
+        name = unquote(found[2])
+        with bucket.lock:
+            content = bucket.objects.get(source, (0, None))[1]
+        if content is None:
+            self._answer(404)
+            return
+        number = self.server.began(name, content, None)
+        with bucket.lock:
+            bucket.put(name, content)
+            lost = self.server.ended(number, name, bucket.generation(name))
+        self._answer(lost or 200)
+
+    def do_HEAD(self) -> None:
+        found = _XML.fullmatch(self._request()[0])
+        bucket = self.server.buckets.get(found[1]) if found else None
+        held = bucket.objects.get(unquote(found[2])) if found and bucket else None
+        if held is None:
+            self._answer(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(held[1])))
+        self.send_header("Last-Modified", "Wed, 01 Jan 2020 00:00:00 GMT")
+        self.send_header("ETag", f'"{held[0]}"')
+        self.end_headers()
 
     def do_DELETE(self) -> None:
         path, query = self._request()

@@ -52,8 +52,9 @@ def save(
             is committed. Files of yours beside it are kept; a folder that holds only such files
             needs this too.
         base: an earlier checkpoint, often the last one: what is equal there is not written again.
-            On local files an equal chunk is a hard link, so that each checkpoint is whole by
-            itself; where nothing can be shared, all is written, and the log says why (INFO).
+            On local files an equal chunk is a hard link, in a bucket a copy that it makes itself
+            (``pip install "xckpt[buckets]"``), so that each checkpoint is whole by itself; where
+            nothing can be shared, all is written, and the log says why (INFO).
         metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.

@@ -195,7 +195,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         progress = ProgressCounter(int(items.sizes.sum()), self.options.progress)
         kind = ChunkWrites
         if orders.base is not None:
-            from xckpt.storage.base.sharing import SharingWrites as kind
+            from xckpt.storage.base.sharing import sharing_writes as kind
         with contextlib.ExitStack() as closing:
             memory = share_of(self.options.memory_bytes, self.host_ranks, len(items) * ITEM_BYTES)
             writes = kind(orders, planner, progress, self.target, memory)

@@ -16,7 +16,7 @@ from conformance.crash.scenarios import CHECKPOINT, Scenario, State, found_at, r
 from conformance.implementation import Array, Held, Implementation
 from conformance.implementations.xckpt import Xckpt
 from tests.conformance.crash import places
-from xckpt.storage.base import sharing
+from xckpt.storage.base import linking
 from xckpt.storage.packs import write_packs
 
 FORM = "any boxes"
@@ -46,7 +46,7 @@ class BasedSlabs(Based, places.Slabs):
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
-        with mock.patch.object(sharing, "MANY", 1):
+        with mock.patch.object(linking, "MANY", 1):
             super().save(path, ranks, overwrite=overwrite)
 
 
@@ -77,7 +77,7 @@ class NotSynced(Based):
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
-        with mock.patch.object(sharing.SharingWrites, "_sync", return_value=None):
+        with mock.patch.object(linking.LinkingWrites, "_sync", return_value=None):
             super().save(path, ranks, overwrite=overwrite)
 
 

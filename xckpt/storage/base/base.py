@@ -5,14 +5,16 @@
 2. The digest file is compared with the manifest as a whole: the digest file of another checkpoint
    would stand for other contents.
 3. `Base.grid` gives the planner the grids to keep, `Base.orders` tells a rank what it needs to find
-   and share the chunks of its arrays (`xckpt.storage.base.chunks`).
+   and share the chunks of its arrays (`xckpt.storage.base.chunks`, `xckpt.storage.base.objects`).
 
-Nothing can be shared with a base that is not a local checkpoint of this format and these codecs, or
-is damaged: `Base.problem` says why, and the save writes everything.
+Nothing can be shared with a base that is not a checkpoint of this format and these codecs on the
+same disk or in the same bucket, or is damaged: `Base.problem` says why, and the save writes
+everything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -26,8 +28,7 @@ from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import Grid, ZarrArray
 from xckpt.core.manifest.codec import parse, to_metadata
 from xckpt.core.manifest.entries import Manifest, arrays, is_packed
-from xckpt.core.manifest.own_keys import MANIFEST
-from xckpt.core.manifest.rules import SMALL_CHUNK
+from xckpt.core.manifest.rules import SMALL_CHUNK, count_packed
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.run.names import OptionalBase
 from xckpt.core.text.shown import readable_bytes
@@ -41,6 +42,8 @@ from xckpt.errors import (
 )
 from xckpt.options import SaveOptions
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.base.identity import file_identity, object_identity
+from xckpt.storage.buckets.server_side import ServerSide
 from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.orders import BaseOrders, WriteOrders, Written
 from xckpt.storage.location import Location
@@ -54,16 +57,6 @@ LEAST_PLAIN: Final = 4096
 of a disk."""
 
 _Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None]
-
-
-def manifest_identity(folder: str) -> tuple[int, int, int]:
-    """An identity of the manifest in a folder, different for each save.
-
-    Raises:
-        OSError: there is none.
-    """
-    status = os.stat(f"{folder}/{MANIFEST}")
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Base:
@@ -189,12 +182,26 @@ class Base:
 
     def _look(self) -> str:
         """Why this kind of save shares nothing; empty if it may."""
-        if self._target.folder is None or self.location.folder is None:
+        problem = self._apart()
+        if problem:
             self._require()
-            return "only local files can be shared; a bucket has no copy on the server's side"
+            return problem
         if self._options.shard_bytes > self._options.chunk_bytes and self._codecs:
             self._require()
             return "zarr shards of chunks with checksums are not shared"
+        return ""
+
+    def _apart(self) -> str:
+        """Why nothing that lies there can be shared with what lies here; empty if it can."""
+        here, there = self._target, self.location
+        if here.folder is not None and there.folder is not None:
+            return ""
+        if not here.bucket or (here.driver, here.bucket) != (there.driver, there.bucket):
+            return "only files of one disk, or objects of one bucket, can be shared"
+        try:
+            ServerSide(here)
+        except StorageError as error:
+            return f"the bucket is not asked to copy: {error}"
         return ""
 
     def _require(self) -> None:
@@ -204,20 +211,24 @@ class Base:
 
     def _read(self) -> str:
         """Take what the base's manifest says; returns why it cannot be used."""
-        folder = os.path.realpath(self.location.path)
         self.location.access.start()
-        seen = _identity(folder)
+        folder, seen = str(self.location), b""
+        if self.location.folder is not None:
+            folder = os.path.realpath(folder)
+            seen = _identity(folder)
         data = read_manifest(self.location)
         with naming(self.location):
             manifest = parse(data, digest_bytes)
-        if _identity(folder) != seen:
+        if self.location.folder is None:
+            seen = object_identity(self.location, manifest.root, data)
+        elif _identity(folder) != seen:
             return f"{self.location} was replaced or deleted meanwhile"
         if manifest.codecs != self._codecs:
             return f"{self.location} has other codecs"
         stored = list(arrays(manifest))
         root = self.location.within(manifest.root)
-        digests = Digests(root, sum(array.count for array in stored), manifest.digests)
-        problem = digests.problem()
+        count = sum(array.count for array in stored)
+        problem = Digests(root, count, manifest.digests).problem()
         if manifest.packs and not problem:
             problem = places_of(root, manifest).problem()
         if problem:
@@ -227,7 +238,8 @@ class Base:
         verify = self._options.verify_base
         about = folder, manifest.root, seen
         packed = manifest.packs, manifest.inline_places
-        self._orders = BaseOrders(*about, (), (), *packed, verify)
+        tables = count, manifest.digests, count_packed(manifest), manifest.places
+        self._orders = BaseOrders(*about, (), (), *packed, tables, verify)
         return ""
 
     def _take(self, stored: Sequence[ZarrArray], leaves: Iterable[tuple[str, object]]) -> None:
@@ -239,12 +251,11 @@ class Base:
         self._arrays = {(each.leaf, each.number): each for each in stored}
 
 
-def _identity(folder: str) -> tuple[int, int, int]:
-    """The identity of the manifest; zeros if there is none."""
-    try:
-        return manifest_identity(folder)
-    except OSError:
-        return 0, 0, 0
+def _identity(folder: str) -> bytes:
+    """The identity of the manifest; empty if there is none."""
+    with contextlib.suppress(OSError):
+        return file_identity(folder)
+    return b""
 
 
 def _elements_bytes(array: ZarrArray) -> int:

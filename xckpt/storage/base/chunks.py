@@ -21,12 +21,14 @@ import os
 import stat
 import struct
 import sys
+from collections.abc import Iterable
 from typing import Final
 
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import NAME_BYTES, PACKS, PLACE, PLACES, ChunkPlace, pack_key
 from xckpt.storage.array import DIGEST_BYTES
-from xckpt.storage.base.base import manifest_identity
+from xckpt.storage.base.identity import file_identity
 from xckpt.storage.chunks.orders import BaseOrders
 
 FICLONE: Final = 0x40049409
@@ -60,7 +62,7 @@ class BaseChunks:
         self._digests = self._places = -1
         self._packs, self._inline = orders.packs, orders.inline_places
         try:
-            if manifest_identity(orders.folder) != orders.manifest:
+            if file_identity(orders.folder) != orders.manifest:
                 raise FileNotFoundError(errno.ENOENT, "replaced meanwhile", orders.folder)
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
             self._digests = os.open(DIGESTS, flags, dir_fd=self._root)
@@ -70,22 +72,18 @@ class BaseChunks:
             self.close()
             raise
 
-    def digest(self, first: int, number: int) -> bytes:
-        """The digest of a chunk of the array whose first digest has the number ``first``.
-
-        Empty if it cannot be read.
-        """
+    def digest(self, array: ZarrArray, number: int) -> bytes:
+        """The digest of a chunk of an array of the base; empty if it cannot be read."""
         with contextlib.suppress(OSError):
-            return os.pread(self._digests, DIGEST_BYTES, (first + number) * DIGEST_BYTES)
+            return os.pread(self._digests, DIGEST_BYTES, (array.first + number) * DIGEST_BYTES)
         return b""
 
-    def place(self, first: int, number: int) -> ChunkPlace | None:
-        """The place of a chunk of the array whose first place has the number ``first``.
-
-        None if it cannot be read.
-        """
+    def place(self, array: ZarrArray, number: int) -> ChunkPlace | None:
+        """The place of a chunk of an array of the base; None if it has none, or cannot be read."""
+        if array.place is None:
+            return None
         with contextlib.suppress(OSError, struct.error):
-            at = (self._packs + first + number) * PLACE.itemsize
+            at = (self._packs + array.place + number) * PLACE.itemsize
             pack, offset = _PLACE.unpack(self._of_places(at, PLACE.itemsize))
             if pack < self._packs:
                 return ChunkPlace(pack_key(self._of_places(pack * NAME_BYTES, NAME_BYTES)), offset)
@@ -97,8 +95,11 @@ class BaseChunks:
             return self._inline[start : start + nbytes]
         return os.pread(self._places, nbytes, start)
 
-    def size(self, key: str) -> int:
-        """Bytes of an object; 0 if it is not there."""
+    def sizes(self, keys: Iterable[str]) -> list[int]:
+        """Bytes of packs; 0 of one that is not there."""
+        return [self._size(key) for key in keys]
+
+    def _size(self, key: str) -> int:
         with contextlib.suppress(OSError):
             return os.stat(key, dir_fd=self._root, follow_symlinks=False).st_size
         return 0

@@ -30,10 +30,10 @@ class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
     """The checkpoint whose unchanged chunks a save shares, as the coordinator has found it."""
 
     folder: str
-    """Where its manifest is; absolute."""
+    """Where its manifest is: an absolute path, or a URL."""
     root: str
     """Its root group, relative to that."""
-    manifest: tuple[int, int, int]
+    manifest: bytes
     """An identity of its manifest, different for each save to the same path."""
     firsts: tuple[int, ...]
     """For each array of the orders the number of its first digest there; -1 if the base lacks
@@ -44,6 +44,8 @@ class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
     """How many packs it has."""
     inline_places: bytes = b""
     """Its table of places, if that stands in its manifest."""
+    tables: tuple[int, str, int, str] = (0, "", 0, "")
+    """How many digests it has and the digest of their file, in hex; the same of its places."""
     verify: bool = False
     """Whether a chunk is read before it is shared."""
 

@@ -57,6 +57,8 @@ class Unit:
     box: Box
     """Its part of the array."""
     data: NDArray[np.generic]
+    item: WriteItem | None = None
+    """What its elements come from; None for a value."""
 
     @property
     def fills_chunk(self) -> bool:

@@ -64,7 +64,7 @@ _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageG
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _UnderWay:
+class UnderWay:
     """A unit's write that was begun."""
 
     leaf: str
@@ -73,6 +73,7 @@ class _UnderWay:
     reservation: Reservation | None
 
     def wait(self, where: Location) -> None:
+        """Wait until it is durable, and give its part of the budget back."""
         with storage_errors(f"{where}: {self.leaf}"):
             try:
                 for written in self.written:
@@ -148,8 +149,8 @@ class ChunkWrites:
         self._is_local = where.driver == "file"
         self._in_threads = self._is_local and not self.codecs
         self._unsent: list[tuple[Unit, Reservation]] = []  # for a thread, with the next ones
-        self._begun: deque[_UnderWay] = deque()  # those that the caller waits for
-        self._under_way: set[_UnderWay] = set()  # all of them
+        self._begun: deque[UnderWay] = deque()  # those that the caller waits for
+        self._under_way: set[UnderWay] = set()  # all of them
         self._packs, self.memory_bytes = _pack_writes(self._root, orders, where, memory_bytes)
         """The packs, and the rest of the budget."""
 
@@ -289,13 +290,13 @@ class ChunkWrites:
         """Write the elements of a unit to its file; number and digest of each chunk in it."""
         return zip(unit.numbers, write_unit(unit, self._location), strict=True)
 
-    def _begin(self, unit: Unit, reservation: Reservation | None) -> _UnderWay:
+    def _begin(self, unit: Unit, reservation: Reservation | None) -> UnderWay:
         """Begin a unit's write, from the caller's memory if that is in C order, and digest it."""
         data = plain_bools(np.asarray(unit.data, order="C"))
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
             documents = [self._root.write(*each) for each in documents_with(unit, self.codecs)]
             written = self._write(unit, data), *documents
-        under_way = _UnderWay(unit.array.leaf, data.nbytes, written, reservation)
+        under_way = UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         self._under_way.add(under_way)
         self._report.note(unit.array, digests(unit, data))
         return under_way
@@ -313,7 +314,7 @@ class ChunkWrites:
             store = store[unit.box.slices()]
         return store.write(data, can_reference_source_data_indefinitely=keep)
 
-    def _wait(self, under_way: _UnderWay) -> None:
+    def _wait(self, under_way: UnderWay) -> None:
         """Wait until a unit is durable."""
         under_way.wait(self.where)
         self._under_way.remove(under_way)
@@ -331,10 +332,10 @@ def item_units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[
     assert item.tensor_data is not None
     data, box = as_planned(item, resolved(planner, item)), item.tensor_data.chunk
     if box.sizes == array.shape == array.unit and not any(array.offset):  # as most are
-        return [Unit(array, 0, box, data)]
+        return [Unit(array, 0, box, data, item)]
     place = box.relative_to(array.offset)
     boxes = unit_boxes(item, array, place)
-    return [Unit(array, n, box, data[box.slices(place.offsets)]) for n, box in boxes]
+    return [Unit(array, n, box, data[box.slices(place.offsets)], item) for n, box in boxes]
 
 
 def _pack_writes(

@@ -1,0 +1,333 @@
+"""In a bucket, a save with a base has unchanged objects copied there, and uploads the rest."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.support.counted_bucket import CountedBucket, SeenRequest
+from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, Silence, never
+from tests.support.servers import bucket, environment, faulty_gcs, faulty_s3, gcs, new_place, s3
+from xckpt import SaveOptions
+from xckpt.policies import EverySteps, Latest
+from xckpt.storage.buckets import server_side
+
+__all__ = ["bucket", "environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
+
+SMALL = SaveOptions(chunk_bytes=1 << 14, pack_bytes=0)
+SHARDS = SaveOptions(chunk_bytes=1 << 16, readers=8)
+PACKED = SaveOptions(pack_bytes=1 << 18)
+
+State = dict[str, Any]
+
+
+def a_state() -> State:
+    draw = np.random.default_rng(0)
+    return {
+        "model": {"w": draw.standard_normal((256, 128), np.float32), "b": np.arange(9)},
+        "flag": np.array([True, False]),
+        "none": np.zeros((0, 3)),
+        "text": "x" * 5000,
+        "step": 3,
+    }
+
+
+def check(url: str, state: State) -> None:
+    assert xckpt.open(url).verify() == []
+    loaded = xckpt.load(url)
+    assert np.array_equal(loaded["model"]["w"], state["model"]["w"])
+    assert np.array_equal(loaded["flag"], state["flag"]) and loaded["text"] == state["text"]
+
+
+def uploaded(requests: list[SeenRequest]) -> int:
+    return sum(request.sent for request in requests)
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def place(request: pytest.FixtureRequest) -> str:
+    return new_place(request)
+
+
+@pytest.fixture(params=["faulty_s3", "faulty_gcs"])
+def server(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
+    """A bucket with faults; where it is called `url`, nothing is."""
+    server: FaultyBucket = request.getfixturevalue(request.param)
+    server.seen.clear()
+    server.name = f"{server.url}/{random.randrange(1 << 40)}"
+    yield server
+    server.fault = never
+    server.released.set()
+    server.released = threading.Event()
+
+
+@pytest.mark.parametrize("options", [SMALL, SaveOptions(crc32c=True), SHARDS, PACKED])
+def test_an_unchanged_state_is_copied(place: str, options: SaveOptions) -> None:
+    state, taken = a_state(), list[xckpt.Metrics]()
+    xckpt.save(f"{place}/a", state, options=options)
+    again = replace(options, metrics=taken.append)
+    xckpt.save(f"{place}/b", state, base=f"{place}/a", options=again)
+    assert taken[0].shared == 256 * 128 * 4 + 9 * 8 + 2
+    check(f"{place}/b", state)
+    xckpt.delete(f"{place}/a")
+    check(f"{place}/b", state)
+
+
+def test_the_bytes_and_requests_of_an_unchanged_state(bucket: CountedBucket) -> None:
+    state = {"w": np.random.default_rng(0).standard_normal((1024, 1024), np.float32)}
+    xckpt.save("s3://bucket/a", state)
+    first = bucket.taken()
+    xckpt.save("s3://bucket/b", state, base="s3://bucket/a")
+    second = bucket.taken()
+    assert uploaded(first) > state["w"].nbytes and uploaded(second) < 0.01 * state["w"].nbytes
+    copies = [request for request in second if request.copy]
+    # The base's manifest, claim and digests, the last two by the rank too; what was copied.
+    assert len(copies) == 1 and len(second) - len(first) <= 7
+
+
+def test_an_adapter_beside_a_frozen_model(bucket: CountedBucket) -> None:
+    draw = np.random.default_rng(0)
+    frozen = {"w": draw.standard_normal((1024, 2048), np.float32)}
+    lora = {name: draw.standard_normal((2048, 8), np.float32) for name in "ab"}
+    xckpt.save("s3://bucket/a", {"model": frozen, "lora": lora})
+    trained = {name: array + 1 for name, array in lora.items()}
+    bucket.taken()
+    xckpt.save("s3://bucket/b", {"model": frozen, "lora": trained}, base="s3://bucket/a")
+    trainable = sum(array.nbytes for array in trained.values())
+    assert trainable <= uploaded(bucket.taken()) < trainable + 0.01 * frozen["w"].nbytes
+    assert np.array_equal(xckpt.load("s3://bucket/b")["lora"]["a"], trained["a"])
+
+
+def test_packs_are_copied_as_a_whole(bucket: CountedBucket) -> None:
+    state = {f"l{number}": np.full(3000, number) for number in range(300)}
+    xckpt.save("s3://bucket/a", state)
+    bucket.taken()
+    xckpt.save("s3://bucket/b", state, base="s3://bucket/a")
+    requests = bucket.taken()
+    assert uploaded(requests) < 0.01 * 300 * 24000
+    assert [request.kind for request in requests if request.copy] == ["COPY pack"]
+    changed = {**state, "l7": state["l7"] + 1}
+    xckpt.save("s3://bucket/c", changed, base="s3://bucket/b")
+    assert 24000 < uploaded(bucket.taken()) < 24000 + 0.01 * 300 * 24000
+    assert xckpt.open("s3://bucket/c").verify() == []
+    assert xckpt.load("s3://bucket/c")["l7"][0] == 8
+
+
+def test_a_pack_of_which_little_is_used_is_packed_anew(bucket: CountedBucket) -> None:
+    state = {f"l{number}": np.full(3000, number) for number in range(300)}
+    xckpt.save("s3://bucket/a", state)
+    changed = {name: array + (name > "l2") for name, array in state.items()}
+    xckpt.save("s3://bucket/b", changed, base="s3://bucket/a")
+    assert not any(request.copy for request in bucket.taken())
+    assert xckpt.open("s3://bucket/b").verify() == []
+
+
+def test_a_base_is_replaced_by_what_shares_with_it(place: str) -> None:
+    state = a_state()
+    xckpt.save(place, state, options=SMALL)
+    for number in (1, 2):  # a base in place, and one in a generation
+        state["model"]["b"] = np.arange(9) + number
+        xckpt.save(place, state, base=place, overwrite=True, options=SMALL)
+        check(place, state)
+
+
+def test_a_run_in_a_bucket_copies_what_is_frozen(bucket: CountedBucket) -> None:
+    frozen = np.random.default_rng(0).standard_normal(1 << 16)
+    with xckpt.CheckpointManager(
+        "s3://bucket/run", save=[EverySteps(1)], keep=[Latest(2)], full_every=4
+    ) as run:
+        sent: list[int] = []
+        for step in range(6):
+            run.save(step, {"frozen": frozen, "lora": np.full(8, step)})
+            run.wait()
+            sent.append(uploaded(bucket.taken()))
+    assert [size > frozen.nbytes for size in sent] == [True, False, False, False, True, False]
+    assert max(size for size in sent if size < frozen.nbytes) < 0.02 * frozen.nbytes
+    for record in run.steps():
+        assert xckpt.open(run.path(record.number)).verify() == []
+
+
+def test_without_the_package_all_is_uploaded_and_the_log_says_so(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state()
+    xckpt.save("s3://bucket/a", state)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    bucket.taken()
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save("s3://bucket/b", state, base="s3://bucket/a")
+    assert uploaded(bucket.taken()) > state["model"]["w"].nbytes
+    assert caplog.text.count('pip install "xckpt[buckets]"') == 1
+    check("s3://bucket/b", state)
+
+
+@pytest.mark.parametrize("base", ["s3://other/a", "memory://base-elsewhere", "folder"])
+def test_a_base_elsewhere_is_written_again(
+    base: str, bucket: CountedBucket, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = str(tmp_path / "a") if base == "folder" else base
+    state = a_state()
+    xckpt.save(base, state)
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save("s3://bucket/b", state, base=base)
+    assert "objects of one bucket" in caplog.text
+    check("s3://bucket/b", state)
+    assert not any(request.copy for request in bucket.taken())
+
+
+def copies(server: FaultyBucket) -> int:
+    return sum(bool(request.source) for request in server.seen)
+
+
+@pytest.mark.parametrize(
+    "answer", [Answer(403, "AccessDenied"), Answer(501, "NotImplemented"), Answer(400, "X")]
+)
+def test_what_may_not_be_copied_is_written(
+    server: FaultyBucket, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state()
+    xckpt.save(f"{server.name}/a", state, options=SMALL)
+    server.fault = lambda request: answer if request.source else None
+    few = replace(SMALL, retries=1)
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save(f"{server.name}/b", state, base=f"{server.name}/a", options=few)
+    server.fault = never
+    check(f"{server.name}/b", state)
+    assert caplog.text.count("the bucket does not copy") == 1 and str(answer.status) in caplog.text
+    assert "0 B shared" in caplog.text
+
+
+def test_a_busy_bucket_is_asked_again(server: FaultyBucket) -> None:
+    """Half of all copies are refused."""
+    state, taken, coin = a_state(), list[xckpt.Metrics](), random.Random(0)
+    xckpt.save(f"{server.name}/a", state, options=SMALL)
+
+    def busy(request: Request) -> Fault:
+        return Answer(503, "SlowDown") if request.source and coin.random() < 0.5 else None
+
+    server.fault = busy
+    options = replace(SMALL, metrics=taken.append)
+    xckpt.save(f"{server.name}/b", state, base=f"{server.name}/a", options=options)
+    server.fault = never
+    check(f"{server.name}/b", state)
+    assert taken[0].shared >= state["model"]["w"].nbytes
+
+
+def test_a_missing_object_is_written_and_others_are_copied(
+    server: FaultyBucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, taken = a_state(), list[xckpt.Metrics]()
+    xckpt.save(f"{server.name}/a", state, options=SMALL)
+    server.fault = lambda request: (
+        Answer(404, "NoSuchKey") if request.source.endswith("w/c/3/0") else None
+    )
+    options = replace(SMALL, metrics=taken.append)
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save(f"{server.name}/b", state, base=f"{server.name}/a", options=options)
+    server.fault = never
+    check(f"{server.name}/b", state)
+    assert "model/w: the base's chunk is missing" in caplog.text
+    assert 0 < taken[0].shared < state["model"]["w"].nbytes
+
+
+def test_a_copy_without_an_answer_is_written(server: FaultyBucket) -> None:
+    state = a_state()
+    xckpt.save(f"{server.name}/a", state, options=SMALL)
+    server.fault = lambda request: Silence() if request.source else None
+    options = replace(SMALL, retries=0, request_timeout=0.5)
+    xckpt.save(f"{server.name}/b", state, base=f"{server.name}/a", options=options)
+    server.fault = never
+    check(f"{server.name}/b", state)
+
+
+def test_the_time_of_a_save_is_that_of_its_copies_too(server: FaultyBucket) -> None:
+    state = a_state()
+    xckpt.save(f"{server.name}/a", state, options=SMALL)
+    server.fault = lambda request: Silence() if request.source else None
+    options = replace(SMALL, timeout=1.0)
+    with pytest.raises(xckpt.StorageError, match="the time is over"):
+        xckpt.save(f"{server.name}/b", state, base=f"{server.name}/a", options=options)
+    server.fault = never
+    assert not xckpt.exists(f"{server.name}/b")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_base_that_goes_away_between_copies(
+    server: FaultyBucket, replaced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another save in place gives its keys other contents: what was copied may be those."""
+    state, other = a_state(), a_state()
+    other["model"]["w"] = other["model"]["w"] + 1
+    xckpt.save(f"{server.name}/a", state, options=SMALL)
+    lock, done = threading.Lock(), list[bool]()
+
+    def amid(request: Request) -> Fault:
+        if request.source:
+            with lock:
+                if not done:
+                    done.append(True)
+                    xckpt.delete(f"{server.name}/a")
+                    if replaced:
+                        xckpt.save(f"{server.name}/a", other, options=SMALL)
+        return None
+
+    server.fault = amid
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save(f"{server.name}/b", state, base=f"{server.name}/a", options=SMALL)
+    server.fault = never
+    assert done
+    check(f"{server.name}/b", state)
+    assert ("replaced or deleted meanwhile" if replaced else "is missing") in caplog.text
+
+
+def test_copies_that_go_elsewhere_are_noticed(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bucket says that it has copied, and this save does not find it."""
+    state = a_state()
+    xckpt.save("s3://bucket/a", state, options=SMALL)
+    monkeypatch.setattr(server_side, "_store", lambda where: None)
+
+    async def copied(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("obstore.copy_async", copied)
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save("s3://bucket/b", state, base="s3://bucket/a", options=SMALL)
+    assert "is not there; the endpoints may differ" in caplog.text
+    check("s3://bucket/b", state)
+
+
+@pytest.mark.parametrize("options", [SMALL, SaveOptions(pack_bytes=1 << 18)])
+def test_a_damaged_object_is_found_where_the_base_is_verified(
+    options: SaveOptions, bucket: CountedBucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {f"l{number}": np.full(3000, number) for number in range(20)}
+    xckpt.save("s3://bucket/a", state, options=options)
+    keys = [key for key in bucket.objects if "/c/" in key or "xckpt.packs/" in key]
+    tag, content = bucket.objects[keys[0]]
+    bucket.objects[keys[0]] = tag, content[:100] + b"x" + content[101:]
+    again = replace(options, verify_base=True)
+    xckpt.save("s3://bucket/b", state, base="s3://bucket/a", options=again)
+    assert xckpt.open("s3://bucket/b").verify() == []
+    assert caplog.text.count("is damaged; it is written anew") == 1
+
+
+def test_an_aborted_save_leaves_no_copy(bucket: CountedBucket) -> None:
+    state = a_state()
+    xckpt.save("s3://bucket/a", state, options=SMALL)
+    before = set(bucket.objects)
+    bucket.refused = "text/c/0"
+    with pytest.raises(xckpt.StorageError):
+        xckpt.save("s3://bucket/b", state, base="s3://bucket/a", options=SMALL)
+    assert set(bucket.objects) == before and any(request.copy for request in bucket.taken())

@@ -1,0 +1,154 @@
+"""Sharing files: an equal chunk's file gets a second name in the folder of the save.
+
+1. The name is made where the chunk would be written (`xckpt.storage.base.chunks`).
+2. In the end the folders of the new names are synced; where there are many, with the zarr.json of
+   all arrays, in one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from xckpt.core.plan.save import SavePlanner
+from xckpt.storage.array import digest_array
+from xckpt.storage.base.chunks import BaseChunks
+from xckpt.storage.base.packs import EqualPack
+from xckpt.storage.base.sharing import SharingWrites, joined, unit_digests
+from xckpt.storage.budget import ProgressCounter
+from xckpt.storage.chunks.orders import WriteOrders, Written
+from xckpt.storage.chunks.shards.files import unit_length
+from xckpt.storage.chunks.units import Unit, digests
+from xckpt.storage.commit.batch import sync_all, syncs_at_once
+from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.location import Location, answer, storage_errors
+
+logger = logging.getLogger("xckpt")
+
+MANY = 16
+"""From so many chunks on, their new names and the zarr.json are synced in one call, where there is
+one."""
+
+_Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
+
+
+class LinkingWrites(SharingWrites):
+    """The writes of one rank to a local folder, beside a base on the same file system."""
+
+    def __init__(
+        self,
+        orders: WriteOrders,
+        planner: SavePlanner,
+        progress: ProgressCounter,
+        where: Location,
+        memory_bytes: int,
+    ) -> None:
+        super().__init__(orders, planner, progress, where, memory_bytes)
+        assert orders.base is not None
+        self._folders: set[str] = set()
+        """Folders with new names in them."""
+        self._base: BaseChunks | None = None
+        self._together = -1
+        """A descriptor of the folder, open since before it was written to, if one call syncs it."""
+        try:
+            with storage_errors(where):
+                os.makedirs(orders.location.path, exist_ok=True)
+                is_many = sum(array.count for array in orders.arrays) >= MANY
+                if is_many and syncs_at_once(Path(orders.location.path)):
+                    self._together = os.open(orders.location.path, os.O_RDONLY | os.O_CLOEXEC)
+                    self._beside = replace(orders.location, unsynced=True)
+            self._base = BaseChunks(orders.base, orders.location.path)
+        except OSError as error:
+            self._problem = f"{error.filename}: {error.strerror}"
+
+    @property
+    def _contents(self) -> BaseChunks | None:
+        return self._base
+
+    def _share_each(self, packs: Sequence[EqualPack]) -> Iterator[str]:
+        assert self._base is not None
+        synced = not self._location.unsynced
+        for pack in packs:
+            new = f"{self._location.path}/{pack.key}"
+            problem = self._base.share(pack.leaf, pack.key, new, pack.nbytes, synced=synced)
+            if not problem:
+                self._folders.add(os.path.dirname(new))
+            yield problem
+
+    def _write_plain(self, unit: Unit) -> Iterable[tuple[int, bytes]]:
+        """Share a unit's file, or write it."""
+        known = self._known(unit)
+        if not known:
+            return super()._write_plain(unit)
+        taken = unit_digests(unit)
+        is_shared = joined(taken) == known and self._share(unit, known)
+        return taken if is_shared else super()._write_plain(unit)
+
+    def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
+        """Share a unit's file, or begin to write it; a shared one is done."""
+        known = self._known(unit)
+        if not known or digest_array(data) != known or not self._share(unit, known):
+            return super()._write(unit, data)
+        promise, done = ts.Promise.new()
+        promise.set_result(None)
+        return done
+
+    def _share(self, unit: Unit, digest: bytes) -> bool:
+        """Give the base's file of an equal chunk its new name, if that can be done."""
+        assert self._base is not None
+        array, key = unit.array, unit.array.key(unit.box.offsets)
+        path, synced = f"{self._location.path}/{key}", not self._location.unsynced
+        nbytes = unit_length(array, unit.box.sizes) + self._added
+        with storage_errors(f"{self.where}: {array.leaf}"):
+            problem = self._base.share(array.leaf, key, path, nbytes, synced=synced)
+        if problem:
+            self._note_problem(problem)
+            return False
+        if self._verify and not self._is_sound(unit, digest):
+            self._refuse(f"{array.leaf}: the base's chunk {unit.box} is damaged")
+            os.unlink(path)
+            return False
+        with self._lock:
+            self._folders.add(os.path.dirname(path))
+        self._note_shared(unit.data.nbytes)
+        return True
+
+    def _is_sound(self, unit: Unit, digest: bytes) -> bool:
+        """Whether the file that is shared holds the elements that it should."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            read = self._open(unit.array)[unit.box.slices()].read(order="C")
+            elements = np.asarray(answer(read, self.where))
+            return joined(digests(unit, elements)) == digest
+        return False
+
+    def finish(self) -> Written:
+        """Wait for every write, make the new names durable, and report."""
+        self._share_packs()
+        written = super().finish()
+        if not self._location.unsynced:
+            with storage_errors(self.where):
+                self._sync()
+        return written
+
+    def _sync(self) -> None:
+        if self._together >= 0:
+            sync_all(self._together, ())
+            return
+        for folder in sorted(self._folders):
+            sync_folder(folder)
+
+    def close(self) -> None:
+        """Release the base and the folder, and after a failure the writes under way."""
+        super().close()
+        if self._together >= 0:
+            os.close(self._together)
+            self._together = -1
