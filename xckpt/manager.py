@@ -188,7 +188,8 @@ class CheckpointManager(RunReading):
             PlanError: the ranks are at different steps.
             StorageError: this user may not write to the root; nothing was begun.
             TypeError, ValueError: on some rank ``step`` is not a step, a metric is not a number,
-                or ``metadata`` is not a dict or has a key ``"run"``; nothing was begun.
+                ``metadata`` is not a dict or has a key ``"run"``, or the coordinator's ``force``
+                is neither True nor False; nothing was begun.
         """
         decision = self._saves.decide(step, force=force)
         if decision.due:

@@ -65,7 +65,14 @@ def test_impossible_options_are_refused_when_made(name: str, value: int) -> None
             xckpt.LoadOptions(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("wrong", "text"), [(3, "not an int"), ({"w": "xy"}, "not a str for w")])
+WRONG_NAMES = [
+    (3, "not an int"),
+    ({"w": "xy"}, "not a str for w"),
+    ({"w": ["x", 1]}, "not an int among those of w"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "text"), WRONG_NAMES)
 def test_dimension_names_of_another_form_are_refused(wrong: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         xckpt.SaveOptions(dimension_names=wrong)

@@ -45,6 +45,14 @@ def test_a_folder_that_is_not_there_is_tried_above_and_not_made(tmp_path: Path) 
     assert not (tmp_path / "a").exists() and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("below", ["", "run/7"])
+def test_a_file_in_the_way_is_a_fault(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    result = doctor(tmp_path / "file" / below)
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'file'} is not a folder" in result.stderr
+
+
 def test_what_may_not_be_written_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

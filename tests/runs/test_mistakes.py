@@ -206,6 +206,16 @@ def test_a_run_that_goes_on_after_a_signal_is_not_preempted_again(
     assert called == [signal.SIGTERM] * 2 and numbers(checkpoints) == [1, 3]
 
 
+@pytest.mark.parametrize("force", ["no", 1, None])
+def test_force_is_true_or_false(tmp_path: Path, force: Any) -> None:
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=EverySteps(2))
+    for step in (0, 1):
+        with pytest.raises(TypeError, match="force"):
+            checkpoints.save(step, STATE, force=force)
+    checkpoints.wait()
+    assert numbers(checkpoints) == []
+
+
 @pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_manager_belongs_to_its_process(tmp_path: Path, make: Callable[[object], Any]) -> None:
     checkpoints = xckpt.CheckpointManager(tmp_path)

@@ -84,7 +84,15 @@ def test_a_location_is_written_as_it_was_given(text: str) -> None:
         ("file://", "three slashes"),
     ],
 )
-@pytest.mark.parametrize("call", [xckpt.load, xckpt.open, lambda path: xckpt.save(path, {})])
+@pytest.mark.parametrize(
+    "call",
+    [
+        xckpt.load,
+        xckpt.open,
+        lambda path: xckpt.save(path, {}),
+        lambda path: xckpt.save_async(path, {}).result(),
+    ],
+)
 def test_unusable_paths_are_refused(text: str, message: str, call) -> None:
     with pytest.raises(xckpt.PathError, match=message) as raised:
         call(text)

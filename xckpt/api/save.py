@@ -15,6 +15,7 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.run.names import OptionalBase
 from xckpt.core.text.arguments import named
+from xckpt.core.text.urls import url_parts
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses
@@ -287,6 +288,7 @@ def check_path(path: object, call: str) -> None:
 
     Raises:
         TypeError: it is not a path; the message shows how to call ``call``.
+        PathError: it is a URL that has lost a slash.
         StorageError: it is relative to a working folder that was deleted.
     """
     if not isinstance(path, str | os.PathLike):
@@ -316,7 +318,7 @@ def check_base(base: object) -> None:
 def _from_here(path: Path) -> Path:
     """A path that means the same when the working folder has changed; a URL as it is."""
     text = os.fspath(path)
-    stays = "://" in text or not text or isinstance(path, OptionalBase)
+    stays = not text or isinstance(path, OptionalBase) or url_parts(text) is not None
     return path if stays else os.path.abspath(os.path.expanduser(text))
 
 

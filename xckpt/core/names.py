@@ -190,6 +190,9 @@ not a str for w
     for name, names in cast(Mapping[object, object], given).items():
         if not isinstance(names, list | tuple):
             raise TypeError(f"{takes} {named(type(names).__name__)} for {name}")
+        for each in cast(Sequence[object], names):
+            if not isinstance(each, str):
+                raise TypeError(f"{takes} {named(type(each).__name__)} among those of {name}")
 
 
 def component(key: str | int) -> str:

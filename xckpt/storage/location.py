@@ -32,6 +32,7 @@ if sys.platform == "linux":
 import tensorstore as ts
 
 from xckpt.core.text.shown import readable_bytes
+from xckpt.core.text.urls import url_parts
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import PathError, StorageError, XckptError
 from xckpt.options import StorageOptions
@@ -40,7 +41,6 @@ from xckpt.storage.budget import REQUEST_SECONDS, Access
 _UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
 """TensorStore takes a backslash for a slash; its specs are UTF-8, which has no surrogates."""
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
-_SLIP = re.compile("(s3|gs|memory|hf|https?):/?(?!/)")  # it would be a local path
 ADDRESS_SPACE: Final = 1 << 30
 """Address space for the stacks and memory of TensorStore's threads; most is never touched."""
 DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
@@ -99,11 +99,10 @@ class Location:
             raise TypeError(f"a path must be a str or a PathLike of str, not {type(text).__name__}")
         if not text:
             raise PathError("the path is empty; give . for the working folder")
-        scheme, separator, rest = text.partition("://")
-        if not separator or "/" in scheme:
-            if _SLIP.match(text):
-                raise PathError(f"{text}: a URL has two slashes, as in s3://bucket/path")
+        parts = url_parts(text)
+        if parts is None:
             return cls._local(os.path.expanduser(text))
+        scheme, rest = parts
         first, _, below = rest.partition("/")
         if scheme == "file":
             if first not in ("", "localhost") or not below:

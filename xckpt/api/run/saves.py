@@ -30,7 +30,7 @@ from xckpt.core.text.arguments import named
 from xckpt.engine.background import SaveFuture
 from xckpt.engine.run.decision import Decision, Rounds
 from xckpt.engine.run.preemption import Preemption
-from xckpt.options import SaveOptions
+from xckpt.options import SaveOptions, check_flags
 
 logger = logging.getLogger("xckpt")
 
@@ -107,7 +107,7 @@ class RunSaves:
 
         Raises:
             XckptError: the save in the background has failed.
-            TypeError, ValueError: some rank was given what is not a step.
+            TypeError, ValueError: some rank's step is not one, or ``force`` is not True or False.
             Exception: what a policy raised.
         """
         number = self._rounds.checked(step)
@@ -130,6 +130,7 @@ class RunSaves:
 
     def _answer(self, step: int | None, force: bool, preempted: bool) -> Decision:
         """The coordinator's decision."""
+        check_flags("CheckpointManager.save", force=force)
         assert step is not None, "a wrong step was raised before"
         self._raise_fault()
         now = time.time()
@@ -138,7 +139,7 @@ class RunSaves:
         busy = saving is not None and not ended
         kept = self._last_kept if going is None or going.temporary else going
         moment = Moment(step, now, self._began, kept, busy, preempted and not self._answered)
-        due, temporary = force or is_due(moment, self.rules[0].save), False
+        due, temporary = bool(force) or is_due(moment, self.rules[0].save), False
         for rules in () if due else self.rules[1:]:
             moment = replace(moment, last=going or self.last)
             due = temporary = is_due(moment, rules.save)
@@ -185,8 +186,7 @@ class RunSaves:
             self._goes_back = False
         elif self.folder.is_coordinator and not self._goes_back:
             self._goes_back = True
-            where = self.folder.kept.location
-            logger.warning(NEWER, where, step, newest, step, newest)
+            logger.warning(NEWER, self.folder.kept.location, step, newest, step, newest)
 
     def settle(self) -> None:
         """Wait for the save in the background, and take note of it.

@@ -16,6 +16,7 @@ from typing import cast
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import exists
 from xckpt.api.save import Path
+from xckpt.core.text.urls import url_parts
 from xckpt.errors import XckptError
 from xckpt.integrations.absent import absent
 
@@ -56,7 +57,7 @@ def make_way(path: Path, *, alone: bool, background: bool) -> None:
         # still found as the last one.
         name, suffix = os.path.splitext(path)
         os.replace(path, f"{name}-torch{suffix}")
-    if background and "://" not in os.fspath(path) and not os.path.lexists(path):
+    if background and url_parts(os.fspath(path)) is None and not os.path.lexists(path):
         # `ModelCheckpoint` links last.ckpt to it before it is committed: behind a link to nothing
         # Lightning would find no last checkpoint.
         os.makedirs(path, exist_ok=True)

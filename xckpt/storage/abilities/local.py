@@ -54,9 +54,11 @@ def local_abilities(path: Path) -> LocalAbilities:
         path: a folder, which need not exist.
 
     Raises:
-        StorageError: nothing can be written there.
+        StorageError: nothing can be written there, or a file is in the way.
     """
-    folder = next(each for each in (path, *path.parents) if each.is_dir())
+    folder = next(each for each in (path, *path.parents) if each.exists())
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a folder; choose another path")
     try:
         trial = Path(tempfile.mkdtemp(prefix=".xckpt-doctor-", dir=folder))
     except OSError as error:
