@@ -234,6 +234,25 @@ def refused(*_: object) -> None:
     raise xckpt.StorageError("the disk is full")
 
 
+def test_what_is_not_saved_is_refused(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import DistributedType
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    save_state(accelerator, tmp_path / "run")
+    hook = accelerator.register_save_state_pre_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="register_for_checkpointing"):
+        save_state(accelerator, tmp_path / "run")
+    hook.remove()
+    accelerator.state.distributed_type = DistributedType.DEEPSPEED
+    for call in (save_state, load_state):
+        with pytest.raises(ValueError, match=r"DEEPSPEED: call accelerator\.save_state"):
+            call(accelerator, tmp_path / "run")
+
+
 def on_rank_train(rank: int, path: str | None, start: int, end: int, sharded: bool) -> Any:
     torchrun(rank)
     return trained(path, start, end, sharded)
@@ -253,3 +272,53 @@ def test_two_processes_resume(sharded: bool, two_ranks: Ranks, tmp_path: Path) -
     assert all(map(torch.equal, alone, resumed[0][2]))
     for *_, other in two_ranks.run(on_rank_train, path, STEPS, STEPS, not sharded):
         assert all(map(torch.equal, alone, other))
+
+
+EPOCHS = 4
+
+
+def shuffled(path: str, start: int, end: int, seedable: bool) -> list[float]:
+    """The batches of some epochs, in the order of a shuffling loader; saved at the end."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DataLoaderConfiguration
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    AcceleratorState._reset_state(True)
+    PartialState._reset_state()
+    settings = DataLoaderConfiguration(use_seedable_sampler=seedable)
+    accelerator = Accelerator(cpu=True, dataloader_config=settings)
+    torch.manual_seed(0)
+    data: Any = torch.arange(32.0)
+    loader = torch.utils.data.DataLoader(data, 4, shuffle=True)
+    _, loader = accelerator.prepare(torch.nn.Linear(1, 1), loader)
+    if start:
+        load_state(accelerator, path)
+    found = [float(batch[0]) for _ in range(start, end) for batch in loader]
+    save_state(accelerator, path)
+    return found
+
+
+@pytest.mark.parametrize("seedable", [False, True])
+def test_a_shuffling_loader_goes_on(seedable: bool, tmp_path: Path) -> None:
+    whole = shuffled(str(tmp_path / "whole"), 0, EPOCHS, seedable)
+    first = shuffled(str(tmp_path / "run"), 0, 2, seedable)
+    assert first + shuffled(str(tmp_path / "run"), 2, EPOCHS, seedable) == whole
+    assert whole[:8] != whole[8:16]
+
+
+def on_rank_shuffle(rank: int, *arguments: Any) -> list[float]:
+    torchrun(rank)
+    return shuffled(*arguments)
+
+
+def test_shuffling_loaders_of_two_processes_go_on(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Their samplers draw from a generator that they share, and that is no process's own."""
+    whole = two_ranks.run(on_rank_shuffle, str(tmp_path / "whole"), 0, EPOCHS, False)
+    path = str(tmp_path / "run")
+    first = two_ranks.run(on_rank_shuffle, path, 0, 2, False)
+    rest = two_ranks.run(on_rank_shuffle, path, 2, EPOCHS, False)
+    assert [one + other for one, other in zip(first, rest, strict=True)] == whole
+    # For one process they begin anew: what two have seen is not the place of one.
+    assert len(shuffled(path, 2, EPOCHS, False)) == 16

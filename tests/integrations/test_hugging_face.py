@@ -111,15 +111,16 @@ def test_a_newest_that_was_never_finished_gives_way_too(tmp_path: Path) -> None:
     assert trainer.state.global_step == STEPS
 
 
-def test_what_deepspeed_has_sharded_is_left_to_the_trainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["deepspeed", "fsdp"])
+def test_what_others_have_sharded_is_left_to_the_trainer(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import Trainer
 
     trainer, _ = trained(tmp_path, stop=5)
     asked: list[Any] = []
     monkeypatch.setattr(Trainer, "_save_checkpoint", lambda _, *arguments: asked.append(arguments))
-    trainer.is_deepspeed_enabled = True
+    setattr(trainer, f"is_{kind}_enabled", True)  # of FSDP the first: the second is not
     trainer._save_checkpoint(trainer.model, None)
     assert asked == [(trainer.model, None)]
 

@@ -296,6 +296,31 @@ def test_wrapped_objects_themselves(four_ranks: Ranks, folders: Iterator[Path]) 
         assert four_ranks.run(on_rank_objects, path, way, group) == [True] * 4
 
 
+def on_rank_flattened(rank: int, path: Path, originals: bool) -> str:
+    """The optimizer itself, over FSDP1: what an attempt to save it raises."""
+    on_rank_prepare()
+    cpu = torch.device("cpu")
+    model: Any = torch.nn.Linear(5, 8)
+    model = FullyShardedDataParallel(model, use_orig_params=originals, device_id=cpu)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 5)).sum().backward()
+    optimizer.step()
+    try:
+        xckpt.save(path, {"model": model, "optim": optimizer})
+    except xckpt.UnsupportedLeafError as error:
+        return str(error)
+    return "it was saved"
+
+
+@pytest.mark.parametrize("originals", [False, True])
+def test_an_optimizer_over_fsdp1_is_refused(
+    originals: bool, four_ranks: Ranks, folders: Iterator[Path]
+) -> None:
+    """Its moments are parts of one shape on all ranks: they would be taken for replicas."""
+    for text in four_ranks.run(on_rank_flattened, next(folders), originals):
+        assert "optim: the state_dict() of an optimizer over FSDP1" in text
+
+
 def on_rank_exact(rank: int, path: Path) -> bool:
     """An optimizer's state dict with all that may be in one."""
     weights = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]

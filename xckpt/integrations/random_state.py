@@ -54,10 +54,15 @@ def random_states(processes: int) -> dict[str, object]:
     return {"processes": processes, "random": PerRank(RandomState())}
 
 
-def load_random_states(path: str, processes: int) -> None:
+def load_random_states(path: str, processes: int, **others: object) -> None:
     """Put the generators of each process where they were; of another number, they stay.
 
     Every process calls it.
+
+    Args:
+        path: of a checkpoint that holds `random_states`.
+        processes: how many there are now.
+        others: name -> what else each process has its own of.
     """
     if load(path, at="processes") == processes:
-        load_into(path, {"random": PerRank(RandomState())}, unexpected="ignore")
+        load_into(path, {"random": PerRank(RandomState()), **others}, unexpected="ignore")

@@ -81,7 +81,8 @@ def open_object(node: object, name: str) -> DictState | None:
     """The state dict of an object that has one, or None.
 
     Raises:
-        UnsupportedLeafError: ``state_dict`` gives something else than a dict.
+        UnsupportedLeafError: ``state_dict`` gives something else than a dict; or it is that of an
+            optimizer over FSDP1, which has only a part of each moment and does not say which.
 
     Example:
         >>> state = open_object(torch.nn.Linear(2, 3), "model")
@@ -91,6 +92,12 @@ def open_object(node: object, name: str) -> DictState | None:
     if not keeps_state(node):
         return None
     owner = cast(_Stateful, node)
+    if isinstance(node, torch.optim.Optimizer) and _is_flattened(node):
+        raise UnsupportedLeafError(
+            f"{name or 'the root'}: the state_dict() of an optimizer over FSDP1 is a part that "
+            f"does not know its place: give get_optimizer_state_dict(model, optimizer) of "
+            f"torch.distributed.checkpoint.state_dict, or shard by fully_shard (FSDP2)"
+        )
     tree = owner.state_dict()
     if not isinstance(tree, Mapping):
         raise UnsupportedLeafError(
@@ -98,3 +105,15 @@ def open_object(node: object, name: str) -> DictState | None:
             f"{named(type(tree).__name__)}; it must be a dict"
         )
     return DictState(owner, tree)
+
+
+def _is_flattened(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether FSDP1 has flattened its parameters, among several ranks."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    groups = cast(Iterable[Mapping[str, Iterable[torch.Tensor]]], optimizer.param_groups)
+    flattened = (
+        getattr(each, "_fsdp_flattened", False) for group in groups for each in group["params"]
+    )
+    return distributed.get_world_size() > 1 and any(flattened)

@@ -1,7 +1,7 @@
-"""What an `Accelerator` has prepared, saved and loaded.
+"""`save_state` and `load_state`, in the place of the methods of an `Accelerator`.
 
-Accelerate's own hooks see neither optimizers nor sharded models, so these are functions in the
-place of its methods. Sharded models (FSDP2) are saved and loaded in their shards.
+Accelerate's own hooks see neither optimizers nor sharded models, so these are functions. Sharded
+models (FSDP2) are saved and loaded in their shards.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from xckpt.api.load import load, load_into
 from xckpt.api.save import save, save_async
-from xckpt.core.part.per_rank import PerRank
 from xckpt.engine.background import SaveFuture
 from xckpt.integrations.accelerate.names import next_path, restore_newest, was_begun
+from xckpt.integrations.accelerate.prepared import loaders_of, state_of
 from xckpt.integrations.newest import is_ours
 from xckpt.integrations.random_state import load_random_states, random_states
 from xckpt.options import SaveOptions
@@ -35,7 +35,7 @@ def save_state(
 ) -> SaveFuture | None:
     """Save what ``Accelerator.save_state`` saves; every process calls it.
 
-    That is the models, optimizers and schedules that were prepared, the scaler, stateful data
+    That is the models, optimizers and schedules that were prepared, the scaler, the places of data
     loaders, objects registered with ``register_for_checkpointing``, and random generators. The
     checkpoint at ``path`` is replaced; one that was named automatically never is.
 
@@ -50,7 +50,8 @@ def save_state(
         options: see `xckpt.save`.
 
     Raises:
-        ValueError: there is no path, and no automatic naming.
+        ValueError: there is no path, and no automatic naming; or DeepSpeed or Megatron-LM holds the
+            state, or there are hooks to be called before a save.
         CheckpointExistsError: the next automatic name is taken: load the newest first.
         XckptError: as `xckpt.save`.
 
@@ -62,10 +63,11 @@ def save_state(
         >>> save_state(accelerator, "memory://accelerate")
         >>> load_state(accelerator, "memory://accelerate")
     """
-    counted = random_states(accelerator.num_processes) | {"step": accelerator.step}
+    own = random_states(accelerator.num_processes) | loaders_of(accelerator)
     named, path = path is None, next_path(accelerator) if path is None else path
     write = save_async if background else save
-    saved = write(path, _state(accelerator) | counted, overwrite=not named, options=options)
+    state = state_of(accelerator) | own | {"step": accelerator.step}
+    saved = write(path, state, overwrite=not named, options=options)
     if named:
         was_begun(accelerator)
     return saved if isinstance(saved, SaveFuture) else None
@@ -75,9 +77,9 @@ def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> 
     """Load what `save_state` saved into what was prepared; every process calls it.
 
     The number of processes may be another one, and so may the way of sharding; random generators
-    then stay as they are. Without a path it is the newest good checkpoint that was named
-    automatically: damaged ones are passed over with a warning. The next one is named behind all.
-    One that Accelerate itself has saved is loaded by Accelerate.
+    and data loaders then stay as they are. Without a path it is the newest good checkpoint that was
+    named automatically: damaged ones are passed over with a warning. The next one is named behind
+    all. One that Accelerate itself has saved is loaded by Accelerate.
 
     Raises:
         NotACheckpointError: there is none.
@@ -95,22 +97,7 @@ def _load(accelerator: Any, path: str) -> str:
     if Path(path, ACCELERATES).exists() and not is_ours(path):
         accelerator.load_state(path)
         return path
-    load_into(path, _state(accelerator), unexpected="ignore")
-    load_random_states(path, accelerator.num_processes)
+    load_into(path, state_of(accelerator), unexpected="ignore")
+    load_random_states(path, accelerator.num_processes, **loaders_of(accelerator))
     accelerator.step = load(path, at="step")
     return path
-
-
-def _state(accelerator: Any) -> dict[str, Any]:
-    """The state of both calls, in the order of preparation; each models' weights without wraps."""
-    loaders = [
-        each for each in accelerator._dataloaders if getattr(each, "use_stateful_dataloader", False)
-    ]
-    return {
-        "models": [accelerator.unwrap_model(model, False) for model in accelerator._models],
-        "optimizers": list(accelerator._optimizers),
-        "schedulers": list(accelerator._schedulers),
-        "scalers": [] if accelerator.scaler is None else [accelerator.scaler],
-        "loaders": [PerRank(each) for each in loaders],
-        "registered": list(accelerator._custom_objects),
-    }

@@ -69,7 +69,8 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         return super().train(path, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.is_deepspeed_enabled:  # whose state no rank has as tensors of its own
+        # DeepSpeed's state, and FSDP1's, no rank has as tensors that know their places.
+        if self.is_deepspeed_enabled or (self.is_fsdp_enabled and not self.accelerator.is_fsdp2):
             return super()._save_checkpoint(model, trial)
         self.store_flos()
         root = self._get_output_dir(trial=trial)

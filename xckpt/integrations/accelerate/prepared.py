@@ -1,0 +1,64 @@
+"""What an `Accelerator` has prepared, as a state to save or to load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xckpt.core.part.per_rank import PerRank
+
+
+def state_of(accelerator: Any) -> dict[str, Any]:
+    """What all processes have in common, in the order of preparation; models without wraps.
+
+    Raises:
+        ValueError: part of it is another's to save.
+    """
+    kind = accelerator.distributed_type
+    if kind in ("DEEPSPEED", "MEGATRON_LM"):
+        raise ValueError(f"{kind}: call accelerator.save_state() and load_state() instead")
+    if accelerator._save_model_state_pre_hook or accelerator._load_model_state_pre_hook:
+        raise ValueError(
+            "functions given to register_save_state_pre_hook() and register_load_state_pre_hook() "
+            "are not called here: give what has a state to register_for_checkpointing() instead"
+        )
+    return {
+        "models": [accelerator.unwrap_model(model, False) for model in accelerator._models],
+        "optimizers": list(accelerator._optimizers),
+        "schedulers": list(accelerator._schedulers),
+        "scalers": [] if accelerator.scaler is None else [accelerator.scaler],
+        "registered": list(accelerator._custom_objects),
+    }
+
+
+def loaders_of(accelerator: Any) -> dict[str, Any]:
+    """Where the data loaders of this process are."""
+    return {"loaders": [PerRank(LoaderPlace(each)) for each in accelerator._dataloaders]}
+
+
+class LoaderPlace:
+    """Stands for the place of one loader in a state that is saved or loaded.
+
+    1. The number of epochs that it has gone through, from which a seedable sampler makes its order.
+    2. The generator from which samplers of several processes draw theirs.
+    3. The state of the loader itself, if that is a stateful one.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._is_stateful = getattr(loader, "use_stateful_dataloader", False)
+        self._generator: Any = getattr(loader, "synchronized_generator", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is."""
+        generator = [] if self._generator is None else [self._generator.get_state()]
+        batches = self._loader.state_dict() if self._is_stateful else {}
+        epochs = getattr(self._loader, "iteration", 0)
+        return {"epochs": epochs, "generator": generator, "batches": batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put the loader there."""
+        self._loader.iteration = state["epochs"]
+        for generator in state["generator"]:
+            self._generator.set_state(generator)
+        if self._is_stateful:
+            self._loader.load_state_dict(state["batches"])
