@@ -17,7 +17,7 @@ from xckpt.core.commit import FileSystem
 from xckpt.errors import StorageError
 from xckpt.storage.abilities.bucket import BucketAbilities
 from xckpt.storage.abilities.local import LocalAbilities, local_abilities
-from xckpt.storage.commit.folder import look_into
+from xckpt.storage.commit.file_system import look_into
 
 GOOD = LocalAbilities(
     "/data", FileSystem(True, True, True, 255), True, True, True, True, 1e-4, 1 << 40, 1 << 30

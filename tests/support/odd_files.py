@@ -20,7 +20,7 @@ import msgspec
 from tests.support.line_process import LineProcess
 
 MANY = 5
-"""Leaves from which on a save syncs files together, here; see `xckpt.storage.commit.staging`."""
+"""Leaves from which on a save syncs files together, here; see `xckpt.core.commit`."""
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,9 +80,9 @@ def _attempt(attempt: Attempt) -> Outcome:
     import numpy as np
 
     import xckpt
-    from xckpt.storage.commit import staging
+    from xckpt.core import commit
 
-    staging.MANY = MANY
+    commit.MANY = MANY
     state: dict[str, Any] = {}
     for leaf in attempt.leaves:
         *above, name = leaf.split("/")

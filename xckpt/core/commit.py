@@ -28,8 +28,16 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.names import LONGEST_COMPONENT
 from xckpt.errors import CheckpointExistsError
+
+MANY: Final = 256
+"""Leaves from which on files are synced together."""
+
+MANY_SHARED: Final = 16
+"""Chunks from which on those of a save with a base are: most of them lie on the disk already."""
 
 
 class Found(Enum):
@@ -204,3 +212,10 @@ def _refusal(found: Found, *, overwrite: bool, reason: str) -> str:
     if found is Found.CHECKPOINT:
         return "holds a checkpoint already; pass overwrite=True to replace it"
     return "is claimed by a save that has not committed; if that save is dead, pass overwrite=True"
+
+
+def has_many_files(planned: Manifest | None, *, shares: bool) -> bool:
+    """Whether a save has so many files that syncing the disk once is quicker than each of them."""
+    if planned is None:
+        return False
+    return len(planned.leaves) >= MANY or (shares and count_chunks(planned) >= MANY_SHARED)

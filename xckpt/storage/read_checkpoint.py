@@ -188,7 +188,7 @@ class ZarrStorageReader:
             return self.options.share_reads == "job"
         if self.location.folder is None:
             return self.location.driver != "memory"
-        from xckpt.storage.commit.leftovers import is_local
+        from xckpt.storage.commit.file_system import is_local
 
         return not is_local(self.location.folder)
 

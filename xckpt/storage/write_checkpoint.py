@@ -122,7 +122,9 @@ class ZarrStorageWriter(PlainStorageWriter):
         """
         self._written = deque()
         self.target.access.start()
-        self._staging = staging or begin(self.target, overwrite=self.overwrite, planned=planned)
+        self._staging = staging or begin(
+            self.target, overwrite=self.overwrite, planned=planned, shares=self._base is not None
+        )
         self._staging.location.make_folder()
         return self._staging.location
 
@@ -170,7 +172,7 @@ class ZarrStorageWriter(PlainStorageWriter):
                     self._written.append(store.write(key, content))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
-        """Write this rank's items and report their digests.
+        """Write this rank's items, the coordinator's synced as it commits; report their digests.
 
         Raises:
             PlanError: an item does not fit its grid, or its data does not fit the item.
@@ -183,7 +185,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             self.target.access.start()
             check_seen(self.target, orders.location)
         with _explaining(self.target, orders.location):
-            if not orders.location.unsynced:
+            if self._staging is not None or not orders.location.unsynced:
                 return self._write(plan, orders, planner)
             from xckpt.storage.commit.batch import synced_together
 

@@ -23,7 +23,7 @@ from conformance.crash.operations import (
     Write,
 )
 from conformance.implementation import Implementation
-from xckpt.storage.commit.exchange import exchange
+from xckpt.storage.commit.file_system import exchange
 
 PATHS = ("a", "b", "d", "d/a", "d/b", "d/e", "d/e/a")
 

@@ -11,6 +11,7 @@ from unittest import mock
 import xckpt
 from conformance.implementation import Array, Held
 from conformance.implementations.xckpt import Xckpt
+from xckpt.core import commit
 from xckpt.core.geometry.shards import inner
 from xckpt.storage.chunks import plain_files, write_chunks
 from xckpt.storage.commit import batch, staging
@@ -120,7 +121,7 @@ class Together(Slabs):
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
         exchanging = staging.can_exchange if self.exchanges else _no
-        many = mock.patch.object(staging, "MANY", 1)
+        many = mock.patch.object(commit, "MANY", 1)
         with many, mock.patch.object(staging, "can_exchange", exchanging):
             super().save(path, ranks, overwrite=overwrite)
 

@@ -16,6 +16,7 @@ from conformance.crash.scenarios import CHECKPOINT, Scenario, State, found_at, r
 from conformance.implementation import Array, Held, Implementation
 from conformance.implementations.xckpt import Xckpt
 from tests.conformance.crash import places
+from xckpt.core import commit
 from xckpt.storage.base import linking
 from xckpt.storage.packs import write_packs
 
@@ -46,7 +47,7 @@ class BasedSlabs(Based, places.Slabs):
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
-        with mock.patch.object(linking, "MANY", 1):
+        with mock.patch.object(commit, "MANY_SHARED", 1):
             super().save(path, ranks, overwrite=overwrite)
 
 
@@ -77,7 +78,8 @@ class NotSynced(Based):
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
-        with mock.patch.object(linking.LinkingWrites, "_sync", return_value=None):
+        alone = mock.patch.object(commit, "MANY_SHARED", 1 << 20)
+        with alone, mock.patch.object(linking, "sync_folder"):
             super().save(path, ranks, overwrite=overwrite)
 
 

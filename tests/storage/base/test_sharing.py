@@ -22,7 +22,7 @@ from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.run.names import OptionalBase
 from xckpt.storage.base.base import Base
 from xckpt.storage.base.chunks import FICLONE, BaseChunks
-from xckpt.storage.commit.batch import syncs_at_once
+from xckpt.storage.commit.file_system import syncs_at_once
 from xckpt.storage.location import Location
 from xckpt.storage.read_checkpoint import read_manifest
 

@@ -19,15 +19,9 @@ import xckpt
 from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import leftovers as leftovers_module
 from xckpt.storage.commit import staging as staging_module
-from xckpt.storage.commit.folder import (
-    ClaimText,
-    Lock,
-    claim,
-    journal_of,
-    new_identity,
-    process_identity,
-)
-from xckpt.storage.commit.leftovers import OwnerState, is_local, owner_state
+from xckpt.storage.commit.file_system import Lock, is_local
+from xckpt.storage.commit.folder import ClaimText, claim, journal_of, new_identity, process_identity
+from xckpt.storage.commit.leftovers import OwnerState, owner_state
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location, open_store
 

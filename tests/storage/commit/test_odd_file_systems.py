@@ -13,8 +13,8 @@ import pytest
 from tests.support import odd_files
 from tests.support.odd_files import Attempt, OddFiles
 from xckpt.core.commit import FileSystem
-from xckpt.storage.commit import folder as folder_module
-from xckpt.storage.commit.folder import look_into
+from xckpt.storage.commit import file_system
+from xckpt.storage.commit.file_system import look_into
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("cc") is None,
@@ -115,6 +115,23 @@ def test_calls_that_fail(odd: OddFiles, tmp_path: Path, lacks: str, call: str, c
         assert start > 1
 
 
+@pytest.mark.parametrize("leaves", [FEW, MANY], ids=["few", "many"])
+def test_what_fails_to_be_synced_is_not_there(
+    odd: OddFiles, tmp_path: Path, leaves: tuple[str, ...]
+) -> None:
+    """Neither is its name, whose sync comes last."""
+    path = str(tmp_path / "ckpt")
+    for step, left in (1, []), (2, ["ckpt"]):
+        start = 1
+        while True:
+            done = odd.run(Attempt(path, step, leaves, fails=f"fsync:{errno.EIO}:{start}"))
+            if not done.error:
+                break
+            assert (done.error, done.there, done.left) == ("StorageError", step - 1, left), start
+            start += 1
+        assert done.there == step and start > 2
+
+
 @pytest.mark.parametrize("call", ["write", "fsync", "mkdir"])
 def test_a_full_disk_names_what_could_be_removed(odd: OddFiles, tmp_path: Path, call: str) -> None:
     left = tmp_path / ".other.saving-0123456789abcdef"
@@ -141,7 +158,7 @@ def test_what_cannot_be_removed(odd: OddFiles, tmp_path: Path) -> None:
 
 def test_what_is_said_of_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look_into(tmp_path) == WHOLE
-    monkeypatch.setattr(folder_module, "longest_name", lambda folder: 12)
+    monkeypatch.setattr(file_system, "longest_name", lambda folder: 12)
     assert look_into(tmp_path).longest_name == 12
 
 

@@ -120,7 +120,7 @@ class RunRoot:
         Raises:
             StorageError: a local root cannot be written, or not be made.
         """
-        from xckpt.storage.commit.exchange import may_write
+        from xckpt.storage.commit.file_system import may_write
         from xckpt.storage.location import storage_errors
 
         folder = self.location.folder

@@ -13,10 +13,7 @@ from pathlib import Path
 
 from xckpt.core.commit import FileSystem
 from xckpt.errors import StorageError
-from xckpt.storage.commit.batch import syncs_at_once
-from xckpt.storage.commit.exchange import can_exchange
-from xckpt.storage.commit.folder import look_into
-from xckpt.storage.commit.leftovers import is_local
+from xckpt.storage.commit.file_system import can_exchange, is_local, look_into, syncs_at_once
 from xckpt.storage.location import storage_errors
 
 SYNCS = 5

@@ -1,8 +1,8 @@
 """Sharing files: an equal chunk's file gets a second name in the folder of the save.
 
 1. The name is made where the chunk would be written (`xckpt.storage.base.chunks`).
-2. In the end the folders of the new names are synced; where there are many, with the zarr.json of
-   all arrays, in one call.
+2. In the end the folders of the new names are synced; where there are many, one call syncs them
+   with all else (`xckpt.storage.commit.batch`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -28,15 +26,10 @@ from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.shards.files import unit_length
 from xckpt.storage.chunks.units import Unit, digests
-from xckpt.storage.commit.batch import sync_all, syncs_at_once
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.location import Location, answer, storage_errors
 
 logger = logging.getLogger("xckpt")
-
-MANY = 16
-"""From so many chunks on, their new names and the zarr.json are synced in one call, where there is
-one."""
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
@@ -57,15 +50,9 @@ class LinkingWrites(SharingWrites):
         self._folders: set[str] = set()
         """Folders with new names in them."""
         self._base: BaseChunks | None = None
-        self._together = -1
-        """A descriptor of the folder, open since before it was written to, if one call syncs it."""
         try:
             with storage_errors(where):
                 os.makedirs(orders.location.path, exist_ok=True)
-                is_many = sum(array.count for array in orders.arrays) >= MANY
-                if is_many and syncs_at_once(Path(orders.location.path)):
-                    self._together = os.open(orders.location.path, os.O_RDONLY | os.O_CLOEXEC)
-                    self._beside = replace(orders.location, unsynced=True)
             self._base = BaseChunks(orders.base, orders.location.path)
         except OSError as error:
             self._problem = f"{error.filename}: {error.strerror}"
@@ -136,19 +123,6 @@ class LinkingWrites(SharingWrites):
         written = super().finish()
         if not self._location.unsynced:
             with storage_errors(self.where):
-                self._sync()
+                for folder in sorted(self._folders):
+                    sync_folder(folder)
         return written
-
-    def _sync(self) -> None:
-        if self._together >= 0:
-            sync_all(self._together, ())
-            return
-        for folder in sorted(self._folders):
-            sync_folder(folder)
-
-    def close(self) -> None:
-        """Release the base and the folder, and after a failure the writes under way."""
-        super().close()
-        if self._together >= 0:
-            os.close(self._together)
-            self._together = -1

@@ -141,7 +141,7 @@ class ChunkWrites:
         self.progress, self.where = progress, where
         # The memory driver keeps written memory without a copy: it must not be the caller's.
         self._may_keep = where.driver != "memory"
-        self._location = self._beside = orders.location  # where chunks go; and their zarr.json
+        self._location = orders.location
         self._root = open_store(replace(orders.location, access=where.access))
         self._arrays = ArraysByLeaf(orders.arrays)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
@@ -280,7 +280,7 @@ class ChunkWrites:
         try:
             with storage_errors(f"{self.where}: {unit.array.leaf}"):
                 written = self._write_plain(unit)
-                write_documents(unit, self._beside, self.codecs)
+                write_documents(unit, self._location, self.codecs)
         finally:
             reservation.unit_done()
         self._report.note(unit.array, written)

@@ -2,8 +2,9 @@
 
 A small leaf takes two files in folders of their own, and five calls of fsync, each of which waits
 for the disk. Some systems sync a whole file system in one call and report whether any of it failed.
-There a save of many leaves writes all files unsynced, and every rank makes that call before it
-reports. On file systems that sync files but no folders, it syncs file by file at that point.
+There a save of many leaves, or one that shares many chunks with a base, writes all files unsynced,
+and every rank makes that call before it reports, the coordinator before it commits. On file systems
+that sync files but no folders, it syncs file by file at that point.
 """
 
 from __future__ import annotations
@@ -12,16 +13,14 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from xckpt.engine.ranks.alive import WORK
+from xckpt.storage.commit.file_system import syncs_at_once
 from xckpt.storage.commit.folder import sync_folder
-from xckpt.storage.commit.leftovers import is_local
 from xckpt.storage.location import Location, storage_errors
 
 LARGE_BYTES, FLUSH_BYTES = 1 << 22, 1 << 26
@@ -33,16 +32,6 @@ _WRITE_AND_WAIT = 7
 
 THREADS = 16
 """Files that are synced at a time, where each is synced by itself."""
-
-TELLS_FAILURE = (5, 8)
-"""The first release of Linux whose syncfs reports that data could not be written."""
-
-
-def syncs_at_once(folder: Path) -> bool:
-    """Whether one call syncs the file system of a folder, and reports failures."""
-    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    new = release is not None and (int(release[1]), int(release[2])) >= TELLS_FAILURE
-    return sys.platform == "linux" and new and is_local(folder)
 
 
 def sync_all(descriptor: int, folders: Iterable[Path]) -> None:

@@ -30,18 +30,11 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import manifest_in, own_keys_in, rescue
-from xckpt.storage.commit.folder import (
-    LEFTOVER,
-    ClaimText,
-    Lock,
-    journals,
-    lock,
-    staging_folder,
-)
+from xckpt.storage.commit.file_system import Lock, is_local, lock
+from xckpt.storage.commit.folder import LEFTOVER, ClaimText, journals, staging_folder
 from xckpt.storage.commit.leftovers import (
     OwnerState,
     is_checkpoint,
-    is_local,
     opened_claim,
     owner_state,
     remove_if_dead,

@@ -1,4 +1,4 @@
-"""A folder beside a local path, where a save is staged: claimed, looked into, synced.
+"""A folder beside a local path, where a save is staged: claimed and synced.
 
 A save to ``NAME`` stages in ``.NAME.saving-ID`` and claims that folder by a file beside it,
 ``.NAME.saving-ID.claim``, which it keeps locked (`flock`) for as long as it lives. The lock shows
@@ -9,7 +9,7 @@ which saves are alive (`xckpt.storage.commit.leftovers`).
 2. The text of a claim names the owner: the host, the system's start (`boot_identity`, equal in all
    containers of a host, whatever their names) and the process.
 3. `claim_folder` removes what dead saves have left in the parent folder, claims, and makes the
-   staging folder. `look_into` finds out what its file system can do.
+   staging folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import contextlib
 import ctypes
 import ctypes.util
 import errno
-import fcntl
 import functools
 import os
 import re
@@ -28,15 +27,13 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from xckpt.core.commit import FileSystem
 from xckpt.core.struct_types import prepare_structs
-from xckpt.engine.ranks.alive import WORK
+from xckpt.storage.commit.file_system import Lock, lock, longest_name, sync_opened
 
 _ATTEMPTS = 5
 
@@ -117,14 +114,6 @@ class ClaimText(msgspec.Struct):
 prepare_structs(ClaimText)
 
 
-class Lock(Enum):
-    """The outcome of an attempt to lock a file."""
-
-    TAKEN = "taken"
-    HELD = "held by another"
-    LACKING = "there are no locks"
-
-
 @dataclass(slots=True)
 class Claim:
     """The claim of a living save to a staging folder."""
@@ -191,14 +180,6 @@ def staging_folder(folder: Path, identity: str) -> Path:
     return folder.parent / f".{kept}.saving-{identity}"
 
 
-def longest_name(folder: Path) -> int:
-    """Bytes that a name in a folder may have."""
-    try:
-        return os.pathconf(folder, "PC_NAME_MAX")
-    except (OSError, ValueError):
-        return 255
-
-
 def claim(folder: Path, identity: str) -> Claim:
     """Claim a staging folder for a save to ``folder``.
 
@@ -224,37 +205,6 @@ def claim(folder: Path, identity: str) -> Claim:
             raise
         return Claim(path, staged, descriptor)
     raise AssertionError("unreachable")
-
-
-def lock(descriptor: int, how: Callable[[int, int], object] = fcntl.flock) -> Lock:
-    """Lock an open file, unless a living process holds the lock."""
-    try:
-        how(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return Lock.HELD if error.errno in (errno.EAGAIN, errno.EACCES) else Lock.LACKING
-    return Lock.TAKEN
-
-
-def look_into(folder: Path, descriptor: int = -1) -> FileSystem:
-    """What the file system of a folder can do, found out without writing to it.
-
-    Args:
-        folder: where a save writes; it must exist.
-        descriptor: of a file there that is open for writing, such as the claim.
-    """
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        locks = lock(opened if descriptor < 0 else descriptor)
-        # TensorStore takes locks of this other kind, which folders do not have.
-        ranges = locks if descriptor < 0 else lock(descriptor, fcntl.lockf)
-        syncs = _sync(opened)
-    finally:
-        os.close(opened)
-    # The name of a staging folder has letters.
-    # The root of all folders has no name.
-    other = folder.parent / folder.name.swapcase()
-    same = other.name != folder.name and other.exists() and other.samefile(folder)
-    return FileSystem(Lock.LACKING not in (locks, ranges), syncs, not same, longest_name(folder))
 
 
 def claim_folder(
@@ -315,21 +265,9 @@ def sync_folder(folder: str | Path) -> None:
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _sync(descriptor)
+        sync_opened(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync(descriptor: int) -> bool:
-    """Sync an open folder; False if the file system syncs none."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
-            raise
-        return False
-    WORK.get().moved = time.monotonic()
-    return True
 
 
 def sync_tree(folder: Path, *, files: bool = False) -> None:

@@ -18,12 +18,10 @@ except what a conversion to another path can resume from. What ``xckpt gc`` remo
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
@@ -35,15 +33,14 @@ import msgspec
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError
+from xckpt.storage.commit.file_system import Lock, is_local, lock
 from xckpt.storage.commit.folder import (
     LEFTOVER,
     Claim,
     ClaimText,
-    Lock,
     boot_identity,
     claim_of,
     journals,
-    lock,
     process_identity,
     staging_folder,
 )
@@ -53,13 +50,6 @@ Rescue = Callable[[Path, Path], None]
 
 _ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
 """Identity of a save that cannot be resumed."""
-
-_LOCAL: Final = {
-    *(0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x2FC12FC1, 0xF2F52010),
-    *(0x794C7630, 0x858458F6, 0x4D44, 0x2011BAB0, 0x5346544E, 0xCA451A4E),
-}
-"""Linux's types of file systems that one system at a time has mounted: ext, xfs, btrfs, tmpfs, zfs,
-f2fs, overlay, ramfs, vfat, exfat, ntfs, bcachefs."""
 
 
 class OwnerState(Enum):
@@ -97,17 +87,6 @@ def _by_process(text: ClaimText) -> OwnerState:
     if not here or text.life.partition("-")[0] != here:
         return OwnerState.UNKNOWN
     return OwnerState.ALIVE if process_identity(text.process) == text.life else OwnerState.DEAD
-
-
-def is_local(folder: Path) -> bool:
-    """Whether only this system has a folder's file system mounted, as far as Linux says."""
-    if sys.platform != "linux":
-        return False
-    # The type is the first word of the structure.
-    buffer = (ctypes.c_long * 64)()
-    if ctypes.CDLL(None).statfs(os.fsencode(folder), buffer) != 0:
-        return False
-    return (buffer[0] & 0xFFFFFFFF) in _LOCAL
 
 
 def remove_dead(target: Path, names: Iterable[str], rescue: Rescue, *, but: str = "") -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.storage.commit.carry import rescue
-from xckpt.storage.commit.exchange import can_exchange
+from xckpt.storage.commit.file_system import can_exchange
 from xckpt.storage.commit.folder import claim_folder, staging_folder, sync_tree
 from xckpt.storage.commit.leftovers import reclaim
 from xckpt.storage.commit.staging import StagedFolder, taken_meanwhile

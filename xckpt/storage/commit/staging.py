@@ -23,19 +23,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from xckpt.core.commit import FileSystem, Found, Place, Step, decide
-from xckpt.core.manifest.entries import Manifest, arrays
+from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_files
+from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
-from xckpt.core.names import LONGEST_COMPONENT
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import can_carry, carry, remove_old, rescue
-from xckpt.storage.commit.exchange import can_exchange, can_rename, exchange
+from xckpt.storage.commit.file_system import (
+    can_exchange,
+    can_rename,
+    check_fitness,
+    exchange,
+    look_into,
+    syncs_at_once,
+)
 from xckpt.storage.commit.folder import (
     Claim,
     claim_folder,
     claim_of,
     journals,
-    look_into,
     new_identity,
     staging_folder,
     sync_folder,
@@ -44,9 +49,6 @@ from xckpt.storage.commit.folder import (
 from xckpt.storage.commit.keys import KeyStaging, begin_keys, stage_beside
 from xckpt.storage.commit.leftovers import remove_tree
 from xckpt.storage.location import Access, Location, answer, open_store, storage_errors
-
-MANY = 256
-"""Leaves from which on files are synced together."""
 
 logger = logging.getLogger("xckpt")
 
@@ -84,7 +86,12 @@ class StagedFolder:
             if step is Step.EXCHANGE:
                 return self.take_name(Step.RENAME)  # what was there has been deleted meanwhile
             raise taken_meanwhile(self.target) from error
-        sync_folder(self.target.parent)
+        try:
+            sync_folder(self.target.parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                (exchange if step is Step.EXCHANGE else os.rename)(self.target, self.named)
+            raise
         self.remove_replaced()
         self.release()
 
@@ -244,7 +251,12 @@ Staging: TypeAlias = StagedCheckpoint | KeyStaging
 
 
 def begin(
-    target: Location, *, overwrite: bool, identity: str = "", planned: Manifest | None = None
+    target: Location,
+    *,
+    overwrite: bool,
+    identity: str = "",
+    planned: Manifest | None = None,
+    shares: bool = False,
 ) -> Staging:
     """Look at a path and open a place to write to.
 
@@ -253,6 +265,7 @@ def begin(
         overwrite: whether it may replace another.
         identity: name of a resumable save; on local folders, staging left under it is reused.
         planned: what the checkpoint will hold, if that is known.
+        shares: whether it has a base.
 
     Raises:
         CheckpointExistsError: something is there, and it may not be replaced.
@@ -267,33 +280,20 @@ def begin(
             there = next(each for each in (folder, *folder.parents) if each.is_dir())
             check_fitness(target, look_into(there), planned, beside=True)
             return begin_keys(target, planned, overwrite=overwrite)
-        return _begin_folder(target, folder, planned, overwrite=overwrite, identity=identity)
-
-
-def check_fitness(
-    target: object, able: FileSystem, planned: Manifest | None, *, beside: bool = False
-) -> None:
-    """Refuse a checkpoint that a file system cannot hold, before anything is written.
-
-    Args:
-        target: where it is to be, for the message.
-        able: what the file system can do.
-        planned: the checkpoint, as far as it is known.
-        beside: whether it is staged among the files that are there.
-
-    Raises:
-        StorageError: it cannot; names the leaves.
-    """
-    logger.debug("%s: %s", target, able)
-    plain = able.tells_case and able.longest_name >= LONGEST_COMPONENT
-    leaves = {} if plain or planned is None else {a.path: a.leaf for a in arrays(planned)}
-    problems = able.problems(leaves, beside=beside)
-    if problems:
-        raise StorageError.listing(f"{target}: this file system cannot hold it", problems)
+        many = has_many_files(planned, shares=shares)
+        return _begin_folder(
+            target, folder, planned, overwrite=overwrite, identity=identity, many=many
+        )
 
 
 def _begin_folder(
-    target: Location, folder: Path, planned: Manifest | None, *, overwrite: bool, identity: str
+    target: Location,
+    folder: Path,
+    planned: Manifest | None,
+    *,
+    overwrite: bool,
+    identity: str,
+    many: bool,
 ) -> Staging:
     found = _find_folder(folder)
     step = decide(target, found, Place.FOLDER, overwrite=overwrite)
@@ -309,22 +309,13 @@ def _begin_folder(
             staged.access = target.access
             if resumed or step is not Step.EXCHANGE or _replaceable(staged, planned):
                 check_fitness(target, able, planned)
-                staged.in_batch = _has_many_files(planned, folder.parent)
+                staged.in_batch = many and syncs_at_once(folder.parent)
                 undo.pop_all()
                 return staged
         step = decide(target, found, Place.PLAIN_FOLDER, overwrite=overwrite)
     assert step is Step.GENERATION
     check_fitness(target, able, planned, beside=True)
-    return stage_beside(target, planned, in_batch=_has_many_files(planned, folder))
-
-
-def _has_many_files(planned: Manifest | None, folder: Path) -> bool:
-    """Whether a save has so many files that syncing the disk once is quicker than each of them."""
-    if planned is None or len(planned.leaves) < MANY:
-        return False
-    from xckpt.storage.commit.batch import syncs_at_once
-
-    return syncs_at_once(folder)
+    return stage_beside(target, planned, in_batch=many and syncs_at_once(folder))
 
 
 def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:

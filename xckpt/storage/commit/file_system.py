@@ -1,0 +1,194 @@
+"""What the file system of a local folder can do, and whether a checkpoint fits it.
+
+1. `look_into` finds out, without writing anything, what a save can rely on: locks, folders that are
+   synced, names. `check_fitness` refuses a checkpoint that cannot be held there.
+   `syncs_at_once` says whether one call syncs all files.
+2. `can_rename` and `can_exchange` say whether a new folder can take the place of an old one;
+   `exchange` exchanges the two in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from xckpt.core.commit import FileSystem
+from xckpt.core.manifest.entries import Manifest, arrays
+from xckpt.core.names import LONGEST_COMPONENT
+from xckpt.engine.ranks.alive import WORK
+from xckpt.errors import StorageError
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+_LOCAL: Final = {
+    *(0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x2FC12FC1, 0xF2F52010),
+    *(0x794C7630, 0x858458F6, 0x4D44, 0x2011BAB0, 0x5346544E, 0xCA451A4E),
+}
+"""Linux's types of file systems that one system at a time has mounted: ext, xfs, btrfs, tmpfs, zfs,
+f2fs, overlay, ramfs, vfat, exfat, ntfs, bcachefs."""
+
+TELLS_FAILURE = (5, 8)
+"""The first release of Linux whose syncfs reports that data could not be written."""
+
+logger = logging.getLogger("xckpt")
+
+
+class Lock(Enum):
+    """The outcome of an attempt to lock a file."""
+
+    TAKEN = "taken"
+    HELD = "held by another"
+    LACKING = "there are no locks"
+
+
+def look_into(folder: Path, descriptor: int = -1) -> FileSystem:
+    """What the file system of a folder can do, found out without writing to it.
+
+    Args:
+        folder: where a save writes; it must exist.
+        descriptor: of a file there that is open for writing, such as the claim.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        locks = lock(opened if descriptor < 0 else descriptor)
+        # TensorStore takes locks of this other kind, which folders do not have.
+        ranges = locks if descriptor < 0 else lock(descriptor, fcntl.lockf)
+        syncs = sync_opened(opened)
+    finally:
+        os.close(opened)
+    # The name of a staging folder has letters.
+    # The root of all folders has no name.
+    other = folder.parent / folder.name.swapcase()
+    same = other.name != folder.name and other.exists() and other.samefile(folder)
+    return FileSystem(Lock.LACKING not in (locks, ranges), syncs, not same, longest_name(folder))
+
+
+def lock(descriptor: int, how: Callable[[int, int], object] = fcntl.flock) -> Lock:
+    """Lock an open file, unless a living process holds the lock."""
+    try:
+        how(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Lock.HELD if error.errno in (errno.EAGAIN, errno.EACCES) else Lock.LACKING
+    return Lock.TAKEN
+
+
+def sync_opened(descriptor: int) -> bool:
+    """Sync an open folder; False if the file system syncs none."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return False
+    WORK.get().moved = time.monotonic()
+    return True
+
+
+def longest_name(folder: Path) -> int:
+    """Bytes that a name in a folder may have."""
+    try:
+        return os.pathconf(folder, "PC_NAME_MAX")
+    except (OSError, ValueError):
+        return 255
+
+
+def is_local(folder: Path) -> bool:
+    """Whether only this system has a folder's file system mounted, as far as Linux says."""
+    if sys.platform != "linux":
+        return False
+    # The type is the first word of the structure.
+    buffer = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None).statfs(os.fsencode(folder), buffer) != 0:
+        return False
+    return (buffer[0] & 0xFFFFFFFF) in _LOCAL
+
+
+def syncs_at_once(folder: Path) -> bool:
+    """Whether one call syncs the file system of a folder, and reports failures."""
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    new = release is not None and (int(release[1]), int(release[2])) >= TELLS_FAILURE
+    return sys.platform == "linux" and new and is_local(folder)
+
+
+def check_fitness(
+    target: object, able: FileSystem, planned: Manifest | None, *, beside: bool = False
+) -> None:
+    """Refuse a checkpoint that a file system cannot hold, before anything is written.
+
+    Args:
+        target: where it is to be, for the message.
+        able: what the file system can do.
+        planned: the checkpoint, as far as it is known.
+        beside: whether it is staged among the files that are there.
+
+    Raises:
+        StorageError: it cannot; names the leaves.
+    """
+    logger.debug("%s: %s", target, able)
+    plain = able.tells_case and able.longest_name >= LONGEST_COMPONENT
+    leaves = {} if plain or planned is None else {a.path: a.leaf for a in arrays(planned)}
+    problems = able.problems(leaves, beside=beside)
+    if problems:
+        raise StorageError.listing(f"{target}: this file system cannot hold it", problems)
+
+
+def can_rename(folder: Path) -> bool:
+    """Whether a new folder can take this one's place: no mount point or working folder."""
+    if not folder.is_dir():
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        if Path.cwd().is_relative_to(folder):
+            return False  # this process would stand in a deleted folder
+    try:
+        return not folder.is_mount() and may_write(folder.parent)
+    except FileNotFoundError:
+        return True  # another process has just deleted it
+
+
+def may_write(folder: Path) -> bool:
+    """Whether this process may make names in a folder, as the user that it acts as."""
+    effective = os.access in os.supports_effective_ids
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=effective)
+
+
+def can_exchange(folder: Path) -> bool:
+    """Whether the file system exchanges two folders in one step; found out inside ``folder``."""
+    one, other = folder / "one", folder / "other"
+    one.mkdir()
+    other.mkdir()
+    try:
+        exchange(one, other)
+    except OSError:
+        return False
+    finally:
+        one.rmdir()
+        other.rmdir()
+    return True
+
+
+def exchange(a: Path, b: Path) -> None:
+    """Exchange two folders atomically (Linux's renameat2).
+
+    Raises:
+        OSError: the kernel or the file system cannot.
+    """
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError as error:
+        raise OSError("this platform has no renameat2") from error
+    source, target = os.fsencode(a), os.fsencode(b)
+    if renameat2(_AT_FDCWD, source, _AT_FDCWD, target, _RENAME_EXCHANGE) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(a))
