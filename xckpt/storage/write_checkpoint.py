@@ -42,11 +42,7 @@ from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
 from xckpt.storage.chunks.plain_files import write_file
-from xckpt.storage.chunks.units import (
-    merged_digests,
-    merged_values,
-    orders_for,
-)
+from xckpt.storage.chunks.units import merged_digests, merged_values, orders_for
 from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
@@ -88,11 +84,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         self.shared_bytes = 0
         """Bytes that this rank did not write because they are shared with the base."""
         super().__init__(GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.cuts))
-        self._base: Base | None = None
-        if base is not None:
-            from xckpt.storage.base.base import Base
-
-            self._base = Base(base, self.target, self.options, self.codecs)
+        self._base = None if base is None else _base_of(base, self.target, given, self.codecs)
+        if self._base is not None:
             self._grid = replace(self._grid, kept=self._base.grid)
         self._staging: Staging | None = None
         self._committed: tuple[bytes, Manifest] | None = None
@@ -270,6 +263,14 @@ class ZarrStorageWriter(PlainStorageWriter):
                 self._begun.close()
             self._staging.abort()
             self._staging = self._begun = None
+
+
+def _base_of(
+    path: str | os.PathLike[str], target: Location, options: SaveOptions, codecs: tuple[str, ...]
+) -> Base:
+    from xckpt.storage.base.base import Base
+
+    return Base(path, target, options, codecs)
 
 
 @contextlib.contextmanager
