@@ -70,7 +70,7 @@ class Xckpt:
         """Where a checkpoint is: the path, or a URL for it."""
         return path
 
-    def base(self, path: Path) -> Path | None:
+    def base(self, path: Path) -> Path | str | None:
         """What a save to a path shares unchanged chunks with."""
         return None
 

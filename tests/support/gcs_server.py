@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         path, _ = self._request()
         found = _XML.fullmatch(path)
-        bucket = self.server.buckets.get(found[1]) if found else None
+        bucket = self.server.buckets.get(unquote(found[1])) if found else None
         source = unquote(self.headers.get("x-goog-copy-source", "")).partition("/")[2]
         if found is None or bucket is None or not source:
             self._answer(400)
@@ -157,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         found = _XML.fullmatch(self._request()[0])
-        bucket = self.server.buckets.get(found[1]) if found else None
+        bucket = self.server.buckets.get(unquote(found[1])) if found else None
         held = bucket.objects.get(unquote(found[2])) if found and bucket else None
         if held is None:
             self._answer(404)

@@ -5,8 +5,9 @@
 2. ``If-None-Match: *`` asks that there is no object, ``If-Match`` that it has an ETag; what does
    not hold is answered 412. Before a conditional DELETE TensorStore asks, with HEAD, and then
    deletes whatever is there: what is recorded is a DELETE without a condition.
-3. Each deletion is a request of its own. One of several objects (``POST ?delete``), a copy and an
-   upload in parts are refused, since the recording would miss them.
+3. A copy writes what its source holds when it is made.
+4. Each deletion is a request of its own. One of several objects (``POST ?delete``) and an upload in
+   parts are refused, since the recording would miss them.
 """
 
 from __future__ import annotations
@@ -85,12 +86,13 @@ class HoldingS3(Holding):
         if method in ("GET", "HEAD"):
             return self._moto(environ, start)
         name = path.removeprefix(f"/{BUCKET}/")
-        whole = not environ["QUERY_STRING"] and "HTTP_X_AMZ_COPY_SOURCE" not in environ
-        if method not in ("PUT", "DELETE") or not whole:
+        if method not in ("PUT", "DELETE") or environ["QUERY_STRING"]:
             start("501 Not Implemented", [("Content-Length", "0")])
             return []
         content = None
-        if method == "PUT":
+        if copied := environ.get("HTTP_X_AMZ_COPY_SOURCE"):
+            content = self.everything()[unquote(copied).partition("/")[2]][1]
+        elif method == "PUT":
             content = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
             environ["wsgi.input"] = io.BytesIO(content)
         return self._changed(environ, start, name, content)

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import xckpt
-from tests.support.counted_bucket import CountedBucket, SeenRequest
+from tests.support.counted_bucket import (
+    CountedBucket,
+    SeenRequest,
+    counted_in_thread,
+    environment_of,
+)
+from tests.support.examples import examples
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, Silence, never
+from tests.support.ranks import Ranks
 from tests.support.servers import bucket, environment, faulty_gcs, faulty_s3, gcs, new_place, s3
 from xckpt import SaveOptions
 from xckpt.policies import EverySteps, Latest
@@ -26,6 +37,7 @@ __all__ = ["bucket", "environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 SMALL = SaveOptions(chunk_bytes=1 << 14, pack_bytes=0)
 SHARDS = SaveOptions(chunk_bytes=1 << 16, readers=8)
 PACKED = SaveOptions(pack_bytes=1 << 18)
+IN_THREADS = SaveOptions(chunk_bytes=1 << 14, pack_bytes=0, threads=4)
 
 State = dict[str, Any]
 
@@ -57,7 +69,7 @@ def place(request: pytest.FixtureRequest) -> str:
     return new_place(request)
 
 
-@pytest.fixture(params=["faulty_s3", "faulty_gcs"])
+@pytest.fixture(params=["faulty_s3", pytest.param("faulty_gcs", marks=pytest.mark.thorough)])
 def server(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
     """A bucket with faults; where it is called `url`, nothing is."""
     server: FaultyBucket = request.getfixturevalue(request.param)
@@ -69,7 +81,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
     server.released = threading.Event()
 
 
-@pytest.mark.parametrize("options", [SMALL, SaveOptions(crc32c=True), SHARDS, PACKED])
+@pytest.mark.parametrize("options", [SMALL, IN_THREADS, SaveOptions(crc32c=True), SHARDS, PACKED])
 def test_an_unchanged_state_is_copied(place: str, options: SaveOptions) -> None:
     state, taken = a_state(), list[xckpt.Metrics]()
     xckpt.save(f"{place}/a", state, options=options)
@@ -171,6 +183,90 @@ def test_without_the_package_all_is_uploaded_and_the_log_says_so(
     check("s3://bucket/b", state)
 
 
+def test_a_profile_has_the_credentials(
+    bucket: CountedBucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """TensorStore reads profiles itself; for obstore boto3 does."""
+    profiles = tmp_path / "credentials"
+    profiles.write_text("[default]\naws_access_key_id = some\naws_secret_access_key = secret\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profiles))
+    state = a_state()
+    xckpt.save("s3://bucket/a", state)
+    xckpt.save("s3://bucket/b", state, base="s3://bucket/a")
+    assert any(request.copy for request in bucket.taken())
+    for name in ("boto3", "obstore.auth.boto3"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save("s3://bucket/c", state, base="s3://bucket/b")
+    assert "pip install boto3" in caplog.text
+    assert not any(request.copy for request in bucket.taken())
+
+
+def saved_by_rank(rank: int, port: int) -> None:
+    os.environ.update(environment_of(port))
+    draw = np.random.default_rng(0)
+    frozen = {f"w{number}": draw.standard_normal((256, 256), np.float32) for number in range(4)}
+    own = {f"own{rank}": np.full((128, 256), rank, np.float32)}
+    xckpt.save("s3://bucket/a", {**frozen, **own, "lora": np.zeros(9)}, options=SMALL)
+    xckpt.save(
+        "s3://bucket/b",
+        {**frozen, **own, "lora": np.ones(9)},
+        base="s3://bucket/a",
+        options=SMALL,
+    )
+
+
+@pytest.mark.thorough
+def test_ranks_have_their_own_shares_copied(bucket: CountedBucket) -> None:
+    port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+    with Ranks(2) as ranks:
+        ranks.run(saved_by_rank, port)
+    requests = bucket.taken()
+    assert sum(request.copy for request in requests) == 4 * 16 + 2 * 8
+    later = [request for request in requests if request.key.startswith("b/")]
+    assert uploaded(later) < 0.02 * (4 * 256 * 256 + 2 * 128 * 256) * 4
+    assert xckpt.open("s3://bucket/b").verify() == []
+    assert xckpt.load("s3://bucket/b")["lora"].sum() == 9
+
+
+@examples(4, 60)
+@given(
+    st.lists(st.lists(st.integers(0, 15), max_size=12), min_size=1, max_size=5),
+    st.sampled_from([0, 64, 128]),
+    st.data(),
+)
+def test_a_chain_of_saves(edits: list[list[int]], pack_bytes: int, data: st.DataObject) -> None:
+    """Whatever changes, whatever is deleted or replaced, each checkpoint holds what was saved."""
+    state = {"w": np.arange(256.0).reshape(16, 16), "v": np.arange(3), "b": np.zeros(9, np.int8)}
+    saved: dict[int, dict[str, Any]] = {}
+    options = SaveOptions(chunk_bytes=128, pack_bytes=pack_bytes)
+    with counted_in_thread() as (_, port), pytest.MonkeyPatch.context() as patch:
+        for name, value in environment_of(port).items():
+            patch.setenv(name, value)
+        for rows in edits:
+            state = {name: array.copy() for name, array in state.items()}
+            state["w"][rows] += 1
+            number = data.draw(st.integers(0, 2))
+            chosen = data.draw(st.sampled_from([None, *saved]))
+            base = None if chosen is None else f"s3://bucket/{chosen}"
+            path = f"s3://bucket/{number}"
+            xckpt.save(path, state, base=base, options=options, overwrite=True)
+            saved[number] = state
+            gone = data.draw(st.sampled_from([None, *saved]))
+            if gone is not None:
+                xckpt.delete(f"s3://bucket/{gone}")
+                del saved[gone]
+        for number, expected in saved.items():
+            assert xckpt.open(f"s3://bucket/{number}").verify() == []
+            loaded = xckpt.load(f"s3://bucket/{number}")
+            assert all(np.array_equal(loaded[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize("base", ["s3://other/a", "memory://base-elsewhere", "folder"])
 def test_a_base_elsewhere_is_written_again(
     base: str, bucket: CountedBucket, tmp_path: Any, caplog: pytest.LogCaptureFixture
@@ -261,33 +357,38 @@ def test_the_time_of_a_save_is_that_of_its_copies_too(server: FaultyBucket) -> N
     assert not xckpt.exists(f"{server.name}/b")
 
 
-@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("saved", [0, 1, 2])
 def test_a_base_that_goes_away_between_copies(
-    server: FaultyBucket, replaced: bool, caplog: pytest.LogCaptureFixture
+    server: FaultyBucket, saved: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another save in place gives its keys other contents: what was copied may be those."""
+    """Another save in place gives its keys other contents, and perhaps a third its first manifest
+    again: what was copied meanwhile may be another's.
+    """
     state, other = a_state(), a_state()
     other["model"]["w"] = other["model"]["w"] + 1
     xckpt.save(f"{server.name}/a", state, options=SMALL)
-    lock, done = threading.Lock(), list[bool]()
+    two = replace(SMALL, concurrency=2)  # not all are under way before the first is answered
+    lock, asked = threading.Lock(), list[str]()
 
     def amid(request: Request) -> Fault:
         if request.source:
             with lock:
-                if not done:
-                    done.append(True)
+                asked.append(request.source)
+                if len(asked) in (1, 5)[: max(saved, 1)]:
                     xckpt.delete(f"{server.name}/a")
-                    if replaced:
-                        xckpt.save(f"{server.name}/a", other, options=SMALL)
+                if saved >= 1 and len(asked) == 1:
+                    xckpt.save(f"{server.name}/a", other, options=SMALL)
+                if saved == 2 and len(asked) == 5:
+                    xckpt.save(f"{server.name}/a", state, options=SMALL)
         return None
 
     server.fault = amid
     with caplog.at_level(logging.INFO, "xckpt"):
-        xckpt.save(f"{server.name}/b", state, base=f"{server.name}/a", options=SMALL)
+        xckpt.save(f"{server.name}/b", state, base=f"{server.name}/a", options=two)
     server.fault = never
-    assert done
+    assert len(asked) >= 5
     check(f"{server.name}/b", state)
-    assert ("replaced or deleted meanwhile" if replaced else "is missing") in caplog.text
+    assert ("replaced or deleted meanwhile" if saved else "is missing") in caplog.text
 
 
 def test_copies_that_go_elsewhere_are_noticed(

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 
 import xckpt
@@ -19,7 +20,8 @@ from tests.api.test_between import FIRST, OLD, SECOND, check_outcomes
 from tests.storage.commit.test_each_request import others, s3, server
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
 from tests.support.paused import DONE, Outcome
-from tests.support.savers import number_of, state
+from tests.support.savers import number_of
+from tests.support.savers import state as changing
 from tests.support.servers import environment, faulty_gcs, gcs
 from xckpt.core.manifest.own_keys import CLAIM
 from xckpt.storage.commit import conditional
@@ -37,7 +39,13 @@ LATE = "a deletion that nobody can call back"
 are on their way (`conditional.AT_ONCE`), and a new save in place may have written them anew."""
 STEP = 13
 """One request in so many is tried in the default tier."""
+FROZEN = np.arange(64.0)
 _numbers = itertools.count()
+
+
+def state(number: int) -> dict[str, object]:
+    """A state of which a part is in all others too: what shares with a base copies it."""
+    return {**changing(number), "frozen": FROZEN}
 
 
 def save(number: int, url: str) -> None:
@@ -150,9 +158,11 @@ class Between:
 def number_at(url: str) -> int | None:
     """The number of the whole state at a URL; None if there is none."""
     try:
-        found = number_of(xckpt.load(url, options=LOADS))
+        loaded = xckpt.load(url, options=LOADS)
     except xckpt.NotACheckpointError:
         return None
+    assert np.array_equal(loaded.pop("frozen"), FROZEN)
+    found = number_of(loaded)
     assert xckpt.open(url).verify() == []
     return found
 

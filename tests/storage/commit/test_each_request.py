@@ -46,8 +46,13 @@ MODES: dict[str, tuple[Fault, bool]] = {
 _numbers = itertools.count()
 
 
+FROZEN = np.arange(512, dtype=np.float32)
+"""Is in every state, and fills most of a pack: what shares with a base copies it."""
+
+
 def state(step: int) -> dict[str, object]:
-    return {**{f"w{n}": np.full(64, step, np.float32) for n in range(3)}, "step": step}
+    leaves = {f"w{n}": np.full(64, step, np.float32) for n in range(3)}
+    return {**leaves, "frozen": FROZEN, "step": step}
 
 
 def save(url: str, step: int, options: xckpt.SaveOptions) -> None:
