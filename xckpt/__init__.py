@@ -23,7 +23,7 @@ from xckpt.api.gc import gc
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.places import copy, delete, exists
-from xckpt.api.save import save, save_async
+from xckpt.api.save import names_limits, save, save_async
 from xckpt.api.view import view
 from xckpt.core.manifest.differences import Difference
 from xckpt.core.metadata import (
@@ -141,6 +141,7 @@ __all__ = [
 ]
 
 
+@names_limits
 def __getattr__(name: str) -> object:
     """Load slow imports when they are first named: submodules, runs, types of a checkpoint.
 

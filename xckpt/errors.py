@@ -14,7 +14,7 @@
     ├── PlanError                (also a ValueError)         ranks disagree, or leave gaps
     ├── MappingError             (also a ValueError)         a mapping does not fit the tensors
     ├── UnsupportedLeafError     (also a TypeError)          a leaf that no adapter can carry
-    ├── LeafTooLargeError        (also a MemoryError)        not enough memory to load a leaf
+    ├── LeafTooLargeError        (also a MemoryError)        not enough memory for a leaf
     ├── NoGroupError             (also a RuntimeError)       several processes that nothing joins
     ├── StorageError             (also an OSError)           the disk or the bucket refused
     │   ├── CheckpointReplacedError                          another save came while it was read
@@ -170,7 +170,7 @@ class UnsupportedLeafError(XckptError, TypeError):
 
 
 class LeafTooLargeError(XckptError, MemoryError):
-    """There is not enough memory to load a leaf; the message gives its name."""
+    """There is not enough memory for a leaf, whose name the message gives, or for a call."""
 
 
 class NoGroupError(XckptError, RuntimeError):

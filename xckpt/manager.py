@@ -22,7 +22,7 @@ from xckpt.api.run.folder import RunFolder
 from xckpt.api.run.reading import RunReading
 from xckpt.api.run.root import RunRoot
 from xckpt.api.run.saves import Rules, RunSaves
-from xckpt.api.save import Path, check_path, found, raised_on_all_ranks
+from xckpt.api.save import Path, check_path, found, names_limits, raised_on_all_ranks
 from xckpt.core.metadata import JSONValue
 from xckpt.core.run.bases import FULL_EVERY, Bases
 from xckpt.core.run.numbers import checked_step
@@ -88,6 +88,7 @@ class CheckpointManager(RunReading):
         ([4, 6], True)
     """
 
+    @names_limits
     def __init__(
         self,
         root: Path,
@@ -150,6 +151,7 @@ class CheckpointManager(RunReading):
         last = self._saves.last
         return 0 if last is None else last.number + 1
 
+    @names_limits
     def should_save(self, step: SupportsIndex) -> bool:
         """Whether `save` would save at this step; collective, and decided once for both.
 
@@ -158,6 +160,7 @@ class CheckpointManager(RunReading):
         """
         return self._saves.preview(step)
 
+    @names_limits
     def save(
         self,
         step: SupportsIndex,
@@ -196,6 +199,7 @@ class CheckpointManager(RunReading):
             self._saves.begin(step, state, metrics, metadata, decision)
         return decision.due
 
+    @names_limits
     def delete(self, step: SupportsIndex) -> None:
         """Delete a step, whatever the policies say; collective.
 
@@ -210,6 +214,7 @@ class CheckpointManager(RunReading):
         assert number is not None
         self._folder.delete(number)
 
+    @names_limits
     def wait(self) -> None:
         """Wait for the save in the background, and for what is being deleted.
 
@@ -229,10 +234,12 @@ class CheckpointManager(RunReading):
             f"and make a CheckpointManager there"
         )
 
+    @names_limits
     def __enter__(self) -> Self:
         self._saves.enter()
         return self
 
+    @names_limits
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._saves.leave(error)
 

@@ -7,22 +7,24 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from xckpt.api.load_call import check_filled
-from xckpt.api.save import check_planner, found, raised_on_all_ranks
+from xckpt.api.save import check_planner, found, names_limits, raised_on_all_ranks
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.core.text.arguments import named
 from xckpt.engine.groups import GroupFinder
+from xckpt.engine.in_flight import settle
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.ranks.watch import Watch
-from xckpt.engine.save import default_planner, save_state, settle
+from xckpt.engine.save import default_planner, save_state
 from xckpt.options import LoadOptions, SaveOptions, check_flags, is_watched, with_progress
 
 __all__ = ["load_state_dict", "save_state_dict"]
 
 
+@names_limits
 def save_state_dict(
     state_dict: Mapping[str, object],
     storage_writer: StorageWriter,
@@ -79,6 +81,7 @@ def save_state_dict(
         )
 
 
+@names_limits
 def load_state_dict(
     state_dict: MutableMapping[str, Any],
     storage_reader: StorageReader,

@@ -22,7 +22,7 @@ import xckpt
 from benchmarks.probe import memory_of
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.save import IN_FLIGHT
+from xckpt.engine.in_flight import IN_FLIGHT
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.staging import AsyncStager, BlockingAsyncStager
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from xckpt.api.open import open
-from xckpt.api.save import Path
+from xckpt.api.save import Path, names_limits
 from xckpt.core.manifest.differences import Difference
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
 
+@names_limits
 def diff(
     first: Path, second: Path, *, values: bool = False, options: LoadOptions | None = None
 ) -> list[Difference]:

@@ -6,7 +6,7 @@ import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, names_limits
 from xckpt.core.text.arguments import named
 from xckpt.core.text.printable import in_few
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("xckpt")
 
 
+@names_limits
 def gc(
     path: Path,
     *,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xckpt.api.load_call import LoadCall, check_filled, strictness_of
 from xckpt.api.parts import PartialLoad, Patterns
-from xckpt.api.save import Path, check_path, raised_on_all_ranks
+from xckpt.api.save import Path, check_path, names_limits, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.core.text.arguments import named
@@ -71,6 +71,7 @@ def load(
 ) -> Tree: ...
 
 
+@names_limits
 def load(
     path: Path,
     like: object = None,
@@ -197,6 +198,7 @@ def load(
     return tree
 
 
+@names_limits
 def load_into(
     path: Path,
     state: object,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, names_limits
 from xckpt.errors import NotACheckpointError
 from xckpt.options import LoadOptions, checked_options
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from xckpt.storage.checkpoint import Checkpoint
 
 
+@names_limits
 def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
     """Open a checkpoint to look at it or to read parts of it; see `Checkpoint`.
 

@@ -5,11 +5,12 @@ They are called on one rank, and no other takes part.
 
 from __future__ import annotations
 
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, names_limits
 from xckpt.errors import NotACheckpointError
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
 
+@names_limits
 def exists(path: Path) -> bool:
     """Whether a committed checkpoint is at a path, of any format that `load` takes.
 
@@ -39,6 +40,7 @@ def exists(path: Path) -> bool:
     return is_known(path)
 
 
+@names_limits
 def delete(path: Path, *, options: LoadOptions | None = None) -> None:
     """Delete a checkpoint: first its manifest, so that no half of it can be read, then the rest.
 
@@ -80,6 +82,7 @@ def delete(path: Path, *, options: LoadOptions | None = None) -> None:
         delete_files(own_files(path))
 
 
+@names_limits
 def copy(
     source: Path, target: Path, *, overwrite: bool = False, options: LoadOptions | None = None
 ) -> None:

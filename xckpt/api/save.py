@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
@@ -18,16 +20,36 @@ from xckpt.core.text.arguments import named
 from xckpt.core.text.urls import url_parts
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
+from xckpt.engine.in_flight import IN_FLIGHT, settle
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
-from xckpt.engine.save import default_planner, save_state, settle
+from xckpt.engine.save import default_planner, save_state
 from xckpt.engine.stager import AsyncStager
+from xckpt.engine.steps import exhausted
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions, check_flags, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
+def names_limits(call: Callable[P, T]) -> Callable[P, T]:
+    """Have a public call raise `exhausted` in place of what Python says."""
+
+    @functools.wraps(call)
+    def named(*arguments: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return call(*arguments, **keywords)
+        except (OSError, RuntimeError, MemoryError) as error:
+            if ours := exhausted(error):
+                raise ours from error
+            raise
+
+    return named
+
+
+@names_limits
 def save(
     path: Path,
     state: object,
@@ -109,11 +131,12 @@ def save(
             group=ranks,
             planner=default_planner(options) if planner is None else planner,
             metadata=metadata,
-            failure=settle(ranks),
+            failure=settle(ranks) if IN_FLIGHT else None,
             watch=watch,
         )
 
 
+@names_limits
 def save_async(
     path: Path,
     state: object,
@@ -221,13 +244,7 @@ def raise_on_others(
     error: Exception,
     refuse: Callable[[Group, Exception], None] = _refuse,
 ) -> None:
-    """Have the other ranks raise what went wrong on this one before the first step.
-
-    Args:
-        find: finds the group; see `GroupFinder.likely`.
-        error: what this rank is about to raise.
-        refuse: has the others raise it.
-    """
+    """Have the other ranks raise what went wrong on this one before the first step."""
     refuse(find.likely(), error)
 
 

@@ -6,13 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 from xckpt.api.open import open
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, names_limits
 from xckpt.options import LoadOptions, with_progress
 
 if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
 
 
+@names_limits
 def view(
     path: Path, *, plan: str = "", diff: Path | None = None, options: LoadOptions | None = None
 ) -> CheckpointView:

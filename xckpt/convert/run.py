@@ -35,7 +35,7 @@ from xckpt.engine.groups import GroupFinder, refuse_others
 from xckpt.engine.ranks.group import Group, LocalGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch
 from xckpt.engine.save import save_state
-from xckpt.engine.steps import all_reduce
+from xckpt.engine.steps import all_reduce, exhausted
 from xckpt.errors import StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents
@@ -187,8 +187,11 @@ def _noting_leftovers(dst: Path) -> Iterator[None]:
         from xckpt.storage.commit.collect import kept_for_later
 
         stays = kept_for_later(dst, IDENTITY)
+        raised = exhausted(error) or error
         if stays:
-            error.add_note(stays)
+            raised.add_note(stays)
+        if raised is not error:
+            raise raised from error
         raise
 
 

@@ -26,9 +26,10 @@ from functools import cache
 from typing import Any, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
+from xckpt.engine.in_flight import IN_FLIGHT, SaveInFlight, settle
 from xckpt.engine.ranks.group import Group
-from xckpt.engine.save import IN_FLIGHT, SaveInFlight, settle
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
+from xckpt.engine.steps import exhausted
 from xckpt.errors import XckptError
 
 State = Any
@@ -107,9 +108,7 @@ class SaveFuture:
             XckptError: this process was forked from the one that saves.
         """
         self._check_process(self._status.saved)
-        error = self._status.saved.exception(timeout)
-        self._status.seen = True
-        return error
+        return self._status.ask(timeout)
 
     def _check_process(self, future: Future[Any]) -> None:
         """Refuse to wait for a save that runs in another process.
@@ -157,6 +156,9 @@ class _SaveThread:
         A daemon: if it were joined like others, its own pools would be shut down before it ends.
         """
         try:
+            from xckpt.engine.address_space import check_loaded
+
+            check_loaded()  # a thread that is to load TensorStore may not even start
             threading.Thread(target=self.run, name="xckpt-save", daemon=True).start()
         except BaseException as error:
             if self._turn.acquire(blocking=False):
@@ -188,7 +190,7 @@ class _SaveThread:
         try:
             return self.save(state, failure, self.group)
         except BaseException as error:
-            return error
+            return exhausted(error) or error
 
 
 _spare: list[BlockingAsyncStager] = []

@@ -7,20 +7,17 @@
 4. The coordinator: check what was written and commit. Broadcast the metadata.
 
 A failure in any step reaches every rank as one error (`xckpt.engine.steps`), and nothing is
-committed. A save first waits for the saves in the background (`settle`), which
-`xckpt.engine.background` lists in `IN_FLIGHT`.
+committed. A save first waits for the saves in the background (`xckpt.engine.in_flight`).
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from xckpt.core.geometry.spread import Processes
 from xckpt.core.metadata import JSONValue, Metadata
@@ -52,8 +49,6 @@ from xckpt.options import SaveOptions
 
 if TYPE_CHECKING:
     from xckpt.engine.ranks.plans import KnownCommit
-
-logger = logging.getLogger("xckpt")
 
 PLAN = "plan the save; nothing was committed"
 WRITE = "write or commit; nothing was committed"
@@ -286,63 +281,3 @@ def default_planner(options: SaveOptions) -> SavePlanner:
     return DefaultSavePlanner(
         compare_replicas=options.compare_replicas is True, serialise=options.serialise
     )
-
-
-@dataclass(slots=True, eq=False)
-class SaveInFlight:
-    """A save in the background, as seen by those that wait for it."""
-
-    where: str
-    """The path or URL that is saved to."""
-    rank: int
-    size: int
-    """How many ranks save together."""
-    saved: Future[Metadata] = field(default_factory=Future[Metadata])
-    seen: bool = False
-    """Whether a caller has received the outcome."""
-
-    def concerns(self, group: Group) -> bool:
-        """Whether a save by this rank of ``group`` has to wait for this one."""
-        return self.size != group.size or self.rank == group.rank
-
-    def take_failure(self) -> BaseException | None:
-        """Wait for the end; return the failure if it was never asked for, and only once."""
-        error = self.saved.exception()
-        if self.seen:
-            return None
-        self.seen = error is not None
-        return error
-
-    def log(self, error: BaseException) -> None:
-        """Log a failure that was never asked for."""
-        logger.error(
-            "the asynchronous save to %s failed, and its result was never asked for: %s: %s",
-            *(self.where, type(error).__name__, error),
-        )
-
-
-IN_FLIGHT: Final[dict[SaveInFlight, None]] = {}
-"""Saves in the background, oldest first: still running, or failed and never asked about."""
-
-
-def settle(group: Group) -> BaseException | None:
-    """Wait for the saves in flight; return a failure that was never asked for, if there is one.
-
-    The caller must raise it; it is not stored.
-    """
-    failures: list[tuple[SaveInFlight, BaseException]] = []
-    for save in [save for save in list(IN_FLIGHT) if save.concerns(group)]:
-        error = save.take_failure()
-        IN_FLIGHT.pop(save, None)
-        if error is not None:
-            failures.append((save, error))
-    if not failures:
-        return None
-    for save, error in failures[1:]:
-        save.log(error)
-    save, error = failures[0]
-    error.add_note(
-        f"This is the failure of the asynchronous save to {save.where}, whose result was never "
-        f"asked for; the save that was called now was not begun."
-    )
-    return error

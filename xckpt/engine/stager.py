@@ -29,7 +29,6 @@ from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import Copyable, Part
 from xckpt.core.names import split_name
 from xckpt.core.problem import Problem
-from xckpt.core.text.advice import no_value
 from xckpt.core.text.arguments import named
 from xckpt.core.tree import FlatTree, flatten, rebuild
 from xckpt.core.values import value_kind
@@ -223,6 +222,8 @@ class BlockingAsyncStager(AsyncStager):
         if copyable is not None:
             return copyable
         if self.type_check:
+            from xckpt.core.text.advice import no_value  # few saves need it
+
             otherwise = "or stage without type_check"
             raise UnsupportedLeafError(f"{name or 'the root'}: {no_value(leaf, otherwise)}")
         try:

@@ -11,10 +11,15 @@ rank waits for one that has failed:
 4. One answer for all is compressed: a manifest becomes a tenth or less, and each rank gets one.
 5. If any rank failed, every rank raises the same error: of the class of the one cause, or a
    `RanksFailedError` (`xckpt.errors`). In a group of one, the exception itself is raised.
+
+A process can run out of open files, threads and memory almost anywhere: Python reads a module where
+it is first needed. `exhausted` makes errors of it that say what to do, for other ranks and threads
+too, and `xckpt.api.save.names_limits` around a public call.
 """
 
 from __future__ import annotations
 
+import errno
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +31,14 @@ import msgspec
 from xckpt.core.storage import TypedReportsWriter
 from xckpt.engine.ranks.alive import working
 from xckpt.engine.ranks.group import Group, SuspectingGroup
-from xckpt.errors import PlanError, RankFailure, RanksFailedError, XckptError
+from xckpt.errors import (
+    LeafTooLargeError,
+    PlanError,
+    RankFailure,
+    RanksFailedError,
+    StorageError,
+    XckptError,
+)
 
 
 class _Outcome(msgspec.Struct, array_like=True):
@@ -57,6 +69,17 @@ _outcome = msgspec.msgpack.Decoder(_Outcome).decode
 _verdict = msgspec.msgpack.Decoder(_Verdict).decode
 
 T = TypeVar("T")
+FILES: Final = "this process may open no more files: close some, or raise the limit (ulimit -n)"
+THREADS: Final = (
+    "this process may start no more threads: end some, raise the limits (ulimit -u, ulimit -v, "
+    "pids.max of the container), or lower threads= of the options"
+)
+SYSTEM_FILES: Final = "the system may open no more files (fs.file-max): close some"
+MEMORY: Final = (
+    "free some, raise the limit of this process (ulimit -v), or lower memory_bytes= of the options"
+)
+NO_THREAD: Final = "can't start new thread"
+"""How Python's RuntimeError begins."""
 
 
 class Codec(Protocol[T]):
@@ -194,7 +217,8 @@ def _reduce(
     try:
         with working(group, heeds=True):
             outcome = _Outcome(number, memoryview(codec.encode(local())))
-    except Exception as error:
+    except Exception as raised:
+        error = exhausted(raised) or raised
         outcome, caught = _Outcome(number, failure=RankFailure.of(group.rank, error)), error
         if isinstance(error, RanksFailedError) and isinstance(group, SuspectingGroup):
             group.suspect([failure.rank for failure in error.failures])
@@ -225,7 +249,8 @@ def _verdicts(
     try:
         with working(group):
             return [_encode(_Verdict(answer)) for answer in decide()], None
-    except Exception as error:
+    except Exception as raised:
+        error = exhausted(raised) or raised
         return [_refusal([RankFailure.of(group.coordinator, error)])] * group.size, error
 
 
@@ -249,3 +274,32 @@ def _answer(step: str, data: bytes, caught: Exception | None) -> bytes:
         raise error from caught
     together.__cause__ = caught
     raise error from together
+
+
+def exhausted(error: BaseException) -> XckptError | None:
+    """The error to raise for one that says what the process lacks; None for any other.
+
+    Example:
+        >>> print(exhausted(OSError(24, "Too many open files", "xckpt/manager.py")))
+        Too many open files (xckpt/manager.py); this process may open no more files: close some, \
+or raise the limit (ulimit -n)
+        >>> exhausted(ValueError("3")) is None
+        True
+    """
+    said, made = str(error), StorageError
+    match error:
+        case XckptError():
+            return None
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            said = f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+            advice = FILES if error.errno == errno.EMFILE else SYSTEM_FILES
+        case RuntimeError() if said.startswith(NO_THREAD):
+            advice = THREADS
+        case MemoryError() | OSError(errno=errno.ENOMEM):
+            said, made = f"not enough memory: {said}".rstrip(": "), LeafTooLargeError
+            advice = MEMORY
+        case _:
+            return None
+    named = made(f"{said}; {advice}")
+    named.__cause__ = error
+    return named

@@ -6,7 +6,12 @@ checkpoint). A storage of another kind implements `StorageWriter` and `StorageRe
 """
 
 from xckpt.core.storage import StorageReader, StorageWriter
-from xckpt.storage.read_checkpoint import ZarrStorageReader
-from xckpt.storage.write_checkpoint import ZarrStorageWriter
+from xckpt.engine.address_space import check_loaded
+
+check_loaded()
+
+# After it, because they load TensorStore.
+from xckpt.storage.read_checkpoint import ZarrStorageReader  # noqa: E402
+from xckpt.storage.write_checkpoint import ZarrStorageWriter  # noqa: E402
 
 __all__ = ["StorageReader", "StorageWriter", "ZarrStorageReader", "ZarrStorageWriter"]

@@ -24,6 +24,7 @@ from typing import Final
 
 from xckpt.core.plan.wanted import Countdown
 from xckpt.engine.ranks.alive import WORK
+from xckpt.engine.steps import exhausted
 from xckpt.options import StorageOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
 
@@ -221,8 +222,14 @@ class Pool(Budget):
     def _hand_over(self, task: Callable[[], object], size: int) -> None:
         self._tasks.put((task, size))
         if self._serving < self._most:
-            self._serving += 1
-            self._executor.submit(self._serve)
+            try:
+                self._executor.submit(self._serve)
+            except RuntimeError as error:
+                if not self._serving:
+                    raise (exhausted(error) or error) from error
+                self._most = self._serving  # the system allows no more threads
+            else:
+                self._serving += 1
 
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:

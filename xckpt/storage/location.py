@@ -26,23 +26,19 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 from urllib.parse import unquote
 
-if sys.platform == "linux":
-    import resource
-
 import tensorstore as ts
 
-from xckpt.core.text.shown import readable_bytes
 from xckpt.core.text.urls import url_parts
+from xckpt.engine.address_space import FOR_THREADS, check_address_space
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import PathError, StorageError, XckptError
 from xckpt.options import StorageOptions
 from xckpt.storage.budget import REQUEST_SECONDS, Access
+from xckpt.storage.refusals import refusal
 
 _UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
 """TensorStore takes a backslash for a slash; its specs are UTF-8, which has no surrogates."""
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
-ADDRESS_SPACE: Final = 1 << 30
-"""Address space for the stacks and memory of TensorStore's threads; most is never touched."""
 DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
 """Delays between two tries. TensorStore's defaults wait 15 minutes for a dead endpoint."""
 REQUESTS: Final = 128
@@ -230,27 +226,8 @@ def forget_contexts() -> None:
 @functools.cache
 def _base() -> ts.Context:
     """The context that all others extend; TensorStore starts with the first."""
-    if sys.platform == "linux":
-        _check_address_space()
+    check_address_space(FOR_THREADS, "the threads that read and write need")
     return ts.Context()
-
-
-def _check_address_space() -> None:
-    """Refuse to start TensorStore where its threads lack address space: it would end the process.
-
-    Raises:
-        StorageError: the limit of the process's address space is too near.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    if limit - used < ADDRESS_SPACE:
-        raise StorageError(
-            f"the address space of this process is limited to {readable_bytes(limit)}, of which "
-            f"{readable_bytes(used)} are taken; the threads that read and write need "
-            f"{readable_bytes(ADDRESS_SPACE)}: raise the limit (ulimit -v)"
-        )
 
 
 _forked = False  # whether this process was forked from one that had used TensorStore
@@ -344,6 +321,4 @@ space or save elsewhere
     except XckptError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        from xckpt.storage.refusals import refusal  # rarely needed
-
         raise refusal(str(where), error) from error

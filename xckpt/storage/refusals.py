@@ -20,6 +20,7 @@ import re
 from collections.abc import Collection
 from typing import Final, TypeAlias
 
+from xckpt.engine.steps import FILES, NO_THREAD, SYSTEM_FILES, THREADS
 from xckpt.errors import LeafTooLargeError, Problem, StorageError, XckptError
 
 UNREADABLE: Final = "unreadable"
@@ -44,7 +45,13 @@ _BY_SYSTEM: Final = re.compile(
 """A local file's path and what the system said. TensorStore ends the path of a folder that it makes
 by a NUL in the path of the file."""
 
+_ANYWHERE: Final = (
+    ("Too many open files in system", SYSTEM_FILES),
+    ("Too many open files", FILES),
+    (NO_THREAD, THREADS),
+)
 _IN_BUCKETS: Final = (
+    *_ANYWHERE,
     (
         r"ExpiredToken|TokenRefreshRequired|invalid_grant|authError|UNAUTHENTICATED|code='401'",
         "the credentials have expired, or there are none: get new ones (`aws sso login`, "
@@ -101,6 +108,7 @@ _IN_BUCKETS: Final = (
     ),
 )
 _IN_FOLDERS: Final = (
+    *_ANYWHERE,
     (
         r"RESOURCE_EXHAUSTED|No space left|Disk quota|quota exceeded",
         "the disk is full: free space or save elsewhere",

@@ -44,6 +44,7 @@ from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
 from xckpt.storage.chunks.plain_files import write_file
 from xckpt.storage.chunks.units import merged_digests, merged_values, orders_for
 from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
+from xckpt.storage.commit.explain import check_seen, explained
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -173,8 +174,6 @@ class ZarrStorageWriter(PlainStorageWriter):
         """
         orders = _orders_of(plan)
         if self._staging is None:
-            from xckpt.storage.commit.explain import check_seen
-
             self.target.access.start()
             check_seen(self.target, orders.location)
         with _explaining(self.target, orders.location):
@@ -279,8 +278,6 @@ def _explaining(target: Location, location: Location) -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        from xckpt.storage.commit.explain import explained
-
         raise explained(error, target, location) from error
 
 

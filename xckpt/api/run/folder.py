@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xckpt.api.run.root import RunRoot
+from xckpt.api.save import names_limits
 from xckpt.core.run.keeping import deletable
 from xckpt.core.run.names import step_name
 from xckpt.core.run.policies import KeepPolicy
@@ -67,6 +68,7 @@ class RunFolder:
         found = self.find(number)
         return self.path(found[-1] if found else StepRecord(number))
 
+    @names_limits
     def look(self, *, reread: bool = False) -> list[StepRecord]:
         """The committed steps, by number, except those known as damaged; collective.
 

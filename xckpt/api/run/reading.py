@@ -28,6 +28,7 @@ from xckpt.api.parts import Patterns
 from xckpt.api.run.folder import RunFolder
 from xckpt.api.run.restore import Restored, Skipped, restore_step
 from xckpt.api.run.saves import RunSaves
+from xckpt.api.save import names_limits
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.core.run.numbers import checked_step
@@ -90,8 +91,7 @@ class RunReading:
     def steps(self) -> list[StepRecord]:
         """The committed steps of the root by number, listed now; collective.
 
-        Steps that `restore` found damaged are left out, until `reload`.
-        """
+        Those that `restore` found damaged are left out, until `reload`."""
         return self._folder.look()
 
     def latest(self) -> StepRecord | None:
@@ -226,7 +226,7 @@ class RunReading:
 
         Args:
             load: called on every rank, with the path of a step as `xckpt.load` takes it. Of a
-                damaged step it may fill some of what it fills; the next call has to fill all.
+                damaged step it may fill a part; the next call has to fill all.
             step: load this one and no other.
 
         Returns:
@@ -245,6 +245,7 @@ class RunReading:
         found = self._restored(step, load)
         return None if found is None else found.state
 
+    @names_limits
     def _restored(
         self, step: SupportsIndex | None, load: Callable[[str], Tree]
     ) -> Restored[Tree] | None:

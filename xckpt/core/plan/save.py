@@ -33,7 +33,6 @@ from xckpt.core.plan.items import LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.problem import Problem
 from xckpt.core.targets.find import is_code
-from xckpt.core.text.advice import no_value
 from xckpt.core.text.arguments import wrong_argument
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_content, value_kind
@@ -198,11 +197,12 @@ class DefaultSavePlanner(SavePlanner):
                 most = f"a checkpoint holds at most {MAX_RANK}: reshape it first"
                 raise UnsupportedLeafError(f"{name}: {len(source.shape)} dimensions, and {most}")
             return source
-        kind = value_kind(leaf) or ("" if self.serialise is None else "opaque")
-        if kind:
+        if kind := value_kind(leaf) or ("" if self.serialise is None else "opaque"):
             return _PlainValue(kind, leaf)
         if is_code(leaf, name, self._containers):
             return _PlainValue("None", None)
+        from xckpt.core.text.advice import no_value  # few saves need it
+
         otherwise = "or turn it into bytes by options=xckpt.SaveOptions(serialise=...)"
         raise UnsupportedLeafError(f"{name or 'the root'}: {no_value(leaf, otherwise)}")
 

@@ -53,6 +53,7 @@ from xckpt.storage.location import (
     storage_errors,
 )
 from xckpt.storage.packs.places import places_of
+from xckpt.storage.refusals import refusal
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE", "Unexpected EOF")
 """TensorStore's messages about a chunk that does not fit its metadata; the last one, about a file
@@ -177,8 +178,6 @@ class ChunkSource:
         reason = _damage(error)
         if reason:
             return self.damage(chunk, reason)
-        from xckpt.storage.refusals import refusal  # rarely needed
-
         return error if isinstance(error, XckptError) else refusal(self._place(chunk), error)
 
     def is_plain_file(self, chunk: Chunk) -> bool:

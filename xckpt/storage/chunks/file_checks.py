@@ -18,6 +18,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
 from xckpt.storage.location import Location, answer, open_store
+from xckpt.storage.refusals import is_permission, refusal
 
 logger = logging.getLogger("xckpt")
 
@@ -127,7 +128,7 @@ def longer_keys(store: ts.KvStore, keys: Iterable[str], most: int, where: Locati
             if answer(reading, where).state == "value":
                 longer.append(key)
         except ValueError as error:
-            if not (str(error).startswith("OUT_OF_RANGE") or _is_permission(error)):
+            if not (str(error).startswith("OUT_OF_RANGE") or is_permission(error)):
                 raise
     return longer
 
@@ -163,19 +164,11 @@ def content_of(reading: ts.Future[ts.KvStore.ReadResult] | None, step: Location)
     try:
         read = answer(reading, step)
     except ValueError as error:
-        if not _is_permission(error):
+        if not is_permission(error):
             raise
-        from xckpt.storage.refusals import refusal  # rarely needed
-
         logger.warning("a step is there and may not be read: %s", refusal(str(step), error))
         return b""
     return read.value if read.state == "value" else None
-
-
-def _is_permission(error: ValueError) -> bool:
-    from xckpt.storage.refusals import is_permission  # rarely needed
-
-    return is_permission(error)
 
 
 def most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:

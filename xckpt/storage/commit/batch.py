@@ -20,7 +20,7 @@ from pathlib import Path
 
 from xckpt.engine.ranks.alive import WORK
 from xckpt.storage.commit.file_system import syncs_at_once
-from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.commit.folder import sync_folder, unlisted
 from xckpt.storage.location import Location, storage_errors
 
 LARGE_BYTES, FLUSH_BYTES = 1 << 22, 1 << 26
@@ -117,7 +117,7 @@ def _below(folders: Iterable[Path]) -> Iterator[str]:
     syncs it itself.
     """
     for top in folders:
-        for folder, _, names in os.walk(top, topdown=False):
+        for folder, _, names in os.walk(top, topdown=False, onerror=unlisted):
             yield from (
                 os.path.join(folder, name) for name in names if not name.endswith(".__lock")
             )

@@ -36,7 +36,7 @@ from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.file_checks import file_content
-from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.commit.folder import sync_folder, unlisted
 from xckpt.storage.commit.leftovers import remove_tree
 
 _TRIAL = ".carried"
@@ -61,7 +61,7 @@ def own_keys_in(folder: Path) -> OwnKeys:
 def names_below(folder: Path) -> list[str]:
     """All files and folders below a folder, relative to it; pathlib takes twice the time."""
     start = len(os.path.join(folder, ""))
-    walk = os.walk(folder)
+    walk = os.walk(folder, onerror=unlisted)
     return [f"{top}/{name}"[start:] for top, *names in walk for name in chain(*names)]
 
 

@@ -270,17 +270,18 @@ def sync_folder(folder: str | Path) -> None:
         os.close(descriptor)
 
 
+def unlisted(error: OSError) -> None:
+    """For `os.walk`, which passes over what it cannot list: only a folder that is gone is."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def sync_tree(folder: Path, *, files: bool = False) -> None:
-    """fsync a folder and those below it that hold folders.
+    """fsync a folder and those below it that hold folders; with ``files`` every file and folder.
 
-    TensorStore syncs each file that it writes, and then the folder that the file is in; it makes
-    the folders themselves without syncing those above.
-
-    Args:
-        folder: where.
-        files: sync also every file, and every folder.
+    TensorStore syncs each file that it writes and its folder, but none above.
     """
-    for each, folders, names in os.walk(folder, topdown=False):
+    for each, folders, names in os.walk(folder, topdown=False, onerror=unlisted):
         for name in names if files else ():
             with open(os.path.join(each, name), "rb") as file:
                 os.fsync(file.fileno())

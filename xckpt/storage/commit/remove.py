@@ -36,6 +36,7 @@ from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
 from xckpt.storage.commit.folder import new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
 from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.refusals import said_of
 
 AT_ONCE: Final = 32
 """Files or keys that are deleted between two looks at the clock."""
@@ -120,8 +121,6 @@ class Hidden:
                 if error is None:
                     break
                 if delay is None:
-                    from xckpt.storage.refusals import said_of  # rarely needed
-
                     why = said_of(str(self.target), error)
                     raise StorageError(
                         f"{self.target}: files of a checkpoint that was deleted are left: {why}"
@@ -259,6 +258,7 @@ def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, full: b
         if answer(store.read(MANIFEST), target).stamp.generation != generation:
             return False
         (target.folder / MANIFEST).unlink()
+        (target.folder / f"{MANIFEST}.__lock").unlink(missing_ok=True)
         return True
 
 
