@@ -79,9 +79,16 @@ def test_donation_takes_other_memory_while_a_save_holds_it() -> None:
     same(after, full + 1)
 
 
-def test_donation_is_free_again_when_the_save_is_over(tmp_path: Path) -> None:
-    array = jnp.arange(1 << 16)
-    xckpt.save_async(tmp_path / "a", {"w": array}).result(SECONDS)
+@pytest.mark.parametrize("dtype", ["int32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["save", "save_async"])
+def test_donation_is_free_again_when_the_save_is_over(
+    tmp_path: Path, dtype: str, kind: str
+) -> None:
+    array = jnp.arange(1 << 16, dtype=dtype)
+    if kind == "save":
+        xckpt.save(tmp_path / "a", {"w": array})
+    else:
+        xckpt.save_async(tmp_path / "a", {"w": array}).result(SECONDS)
     gc.collect()
     before = addresses(array)
     assert addresses(step(array)) == before

@@ -18,6 +18,7 @@ neither changes nor frees what is being written.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -151,10 +152,7 @@ class JaxAdapter(Adapter[Leaf]):
         """
         source = self.describe(leaf, name)
         shards = {shard.device: shard.data for shard in source.array.addressable_shards}
-        own = [_another(shards[devices[0]]) for devices in source.layout.devices]
-        for part, devices in zip(own, source.layout.devices, strict=True):
-            if devices[0].platform != "cpu":
-                part.copy_to_host_async()
+        own = [_asked_for(shards[devices[0]]) for devices in source.layout.devices]
 
         def rebuild(copies: Sequence[NDArray[np.generic]]) -> HostSource:
             return HostSource(
@@ -269,15 +267,23 @@ ADAPTER: Final = JaxAdapter()
 
 def _fetch(data: jax.Array) -> NDArray[np.generic]:
     array = jax.random.key_data(data) if is_key(data.dtype) else data
-    return np.asarray(_another(array) if len(array.sharding.device_set) == 1 else array)
+    return np.asarray(_asked_for(array) if len(array.sharding.device_set) == 1 else array)
 
 
-def _another(array: jax.Array) -> jax.Array:
-    """Another object for a single-device array.
+def _asked_for(array: jax.Array) -> memoryview | jax.Array:
+    """What NumPy takes a single-device array from; on its way already if that is a copy.
 
-    A copy made on the host stays cached in the object that was asked for it.
+    JAX keeps what NumPy was given in the object that was asked for it: a copy takes memory, and a
+    view pins the array's, for as long as that object lives. So another object is asked.
     """
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    is_cpu = next(iter(array.sharding.device_set)).platform == "cpu"
+    if is_cpu:
+        with contextlib.suppress(BufferError):  # has no bfloat16, and others of `ml_dtypes`
+            return memoryview(array)
+    another = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+    if not is_cpu:
+        another.copy_to_host_async()
+    return another
 
 
 def _refuse_tracer(leaf: object, name: str) -> None:
