@@ -169,6 +169,12 @@ def _ints(argument: str, given: Iterable[int]) -> Shape:
 Int64s = NDArray[np.int64]
 
 
+def tuples(rows: Int64s) -> list[Shape]:
+    """The rows of an array as tuples."""
+    listed: list[list[int]] = rows.tolist()
+    return [*map(tuple, listed)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Boxes(Sequence[Box]):
     """n boxes of one rank, in the order given.
@@ -263,8 +269,7 @@ class Boxes(Sequence[Box]):
         return Box(tuple(self.offsets[index].tolist()), tuple(self.sizes[index].tolist()))
 
     def __iter__(self) -> Iterator[Box]:
-        for offsets, sizes in zip(self.offsets.tolist(), self.sizes.tolist(), strict=True):
-            yield Box(tuple(offsets), tuple(sizes))
+        return map(Box, tuples(self.offsets), tuples(self.sizes))
 
     def __eq__(self, other: object) -> bool:
         if self is other:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from xckpt.core.geometry.box import Box, Boxes, Int64s
+from xckpt.core.geometry.box import Box, Boxes, Int64s, tuples
 
 
 class BoxLookup:
     """Finds which of some boxes that do not overlap holds another box.
 
-    1. An equal box is found by its hash.
+    1. An equal box is found by its offsets.
     2. Else the boxes are sorted by their offset in the dimension where most of them differ. The
        holder does not begin behind the box, nor further before its end than the longest box is
        long.
@@ -31,7 +31,8 @@ class BoxLookup:
 
     def __init__(self, boxes: Boxes) -> None:
         self._boxes = boxes
-        self._numbers = {box: number for number, box in enumerate(boxes)}
+        self._numbers = {each: number for number, each in enumerate(tuples(boxes.offsets))}
+        self._sizes = tuples(boxes.sizes)
         self._dimension = 0
         self._order = np.zeros(0, np.int64)
         self._sorted = np.zeros(0, np.int64)
@@ -43,8 +44,8 @@ class BoxLookup:
 
     def holder(self, box: Box) -> int | None:
         """The number of the box that holds all of ``box``; None if there is none."""
-        number = self._numbers.get(box)
-        if number is not None:
+        number = self._numbers.get(box.offsets)
+        if number is not None and self._sizes[number] == box.sizes:
             return number
         boxes, low, end = self._boxes, np.array(box.offsets), np.array(box.ends)
         near = self._near(box)

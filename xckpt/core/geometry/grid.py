@@ -28,7 +28,7 @@ from math import gcd, isqrt, prod
 import msgspec
 import numpy as np
 
-from xckpt.core.geometry.box import Box, Boxes, Int64s, Shape
+from xckpt.core.geometry.box import Box, Boxes, Int64s, Shape, tuples
 from xckpt.core.geometry.shards.inner import inner_chunk
 from xckpt.core.names import zarr_path
 from xckpt.core.text.shown import brief
@@ -329,11 +329,8 @@ def _largest_divisor(number: int, most: int) -> int:
 
 def _pieces(boxes: Boxes, item_bytes: int, options: GridOptions) -> Grid:
     """An array for each box; boxes of one size share the search."""
-    fits: dict[Shape, tuple[Shape, Shape]] = {}
-    fitted: list[tuple[Shape, Shape]] = []
-    for box in boxes:
-        if box.sizes not in fits:
-            fits[box.sizes] = _fit(box.sizes, [None] * boxes.rank, item_bytes, options)
-        fitted.append(fits[box.sizes])
-    chunks, shards = zip(*fitted, strict=True)
-    return Grid.of(boxes, chunks, shards)
+    sizes, of = np.unique(boxes.sizes, axis=0, return_inverse=True)
+    free = [None] * boxes.rank
+    fitted = [_fit(each, free, item_bytes, options) for each in tuples(sizes)]
+    inner, outer = np.array(fitted, np.int64).swapaxes(0, 1)[:, of.reshape(-1)]
+    return Grid(boxes, inner, None if np.array_equal(inner, outer) else outer)

@@ -113,19 +113,20 @@ class Pieces(
 
     def packed(self, most: int) -> int:
         """How many are packed where chunks of up to ``most`` elements are."""
-        return int(np.count_nonzero(self._are_packed(most)))
+        return int(np.count_nonzero(self.are_packed(most)))
 
     def packed_chunks(self, most: int) -> int:
         """How many chunks these have."""
-        return int(np.diff(self.firsts)[self._are_packed(most)].sum())
+        return int(np.diff(self.firsts)[self.are_packed(most)].sum())
 
     def objects(self, most: int) -> int:
         """How many objects the chunks of the others are."""
         grid = self.grid
         counts = np.prod(-(-grid.arrays.sizes // grid.units), axis=1, dtype=np.int64)
-        return int(counts[~self._are_packed(most)].sum())
+        return int(counts[~self.are_packed(most)].sum())
 
-    def _are_packed(self, most: int) -> NDArray[np.bool_]:
+    def are_packed(self, most: int) -> NDArray[np.bool_]:
+        """Which are packed, (pieces,)."""
         if self.shard is not None:
             return np.zeros(len(self), np.bool_)
         # As floats, which do not wrap around.

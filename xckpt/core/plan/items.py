@@ -248,11 +248,10 @@ class WriteItems(Sequence[WriteItem]):
 
     def chosen(self, numbers: slice | NDArray[np.int64]) -> Iterator[WriteItem]:
         """The items with these numbers, each made when its turn comes: they may be very many."""
-        boxes = [box for block in self.of_kinds for box in block.boxes]
+        leaf, box = (column[numbers] for column in self._columns())
+        boxes = [box for block in self.of_kinds for box in block.boxes] if len(leaf) else []
         alike: list[TensorWriteData | None] = [None] * len(boxes)
-        leaf, box = self._columns()
-        # A memoryview makes one number at a time.
-        for of, at in zip(leaf[numbers].data, box[numbers].data, strict=True):
+        for of, at in zip(leaf.data, box.data, strict=True):  # which make one at a time
             item = self._item(of, boxes[at], alike[at])
             alike[at] = item.tensor_data
             yield item

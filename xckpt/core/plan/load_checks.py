@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.box import Box, Boxes, Shape, tuples
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
@@ -41,7 +41,9 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> Iterator[s
         >>> list(source_problems([item], Metadata({})))
         ['step: an item reads it, but it is not in the checkpoint']
     """
-    arrays: dict[str, list[Box]] = {}
+    arrays: dict[str, Sequence[Box]] = {}
+    wholes: dict[str, list[tuple[Shape, Shape]]] = {}
+    """Offsets and sizes of the arrays, of which most are read as a whole."""
     columns = ReadItems.of(items)
     for leaf, row in zip(columns.names, columns.rows, strict=True):
         known = metadata.state_dict_metadata.get(leaf)
@@ -57,6 +59,11 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> Iterator[s
             what = "a tensor" if is_tensor else "a Python value"
             yield f"{name}: an item of type {item.type.name} reads it, but it is {what}"
         elif isinstance(stored, TensorStorageMetadata) and not _reads_all(item, stored):
+            if name not in wholes:
+                columns = stored.arrays.offsets, stored.arrays.sizes
+                wholes[name] = list(zip(*map(tuples, columns), strict=True))
+            if _reads_piece(item, wholes[name]):
+                continue
             if name not in arrays:
                 arrays[name] = list(stored.arrays)
             problem = _source_problem(item, arrays[name])
@@ -79,6 +86,17 @@ def _reads_all(item: ReadItem, stored: TensorStorageMetadata) -> bool:
         and not index.index
         and not any(index.offset or ())
         and len(stored.chunks) == 1
+    )
+
+
+def _reads_piece(item: ReadItem, arrays: Sequence[tuple[Shape, Shape]]) -> bool:
+    """Whether an item reads the whole of an array of several."""
+    index, number = item.storage_index, item.storage_index.index or 0
+    return (
+        0 <= number < len(arrays)
+        and (index.offset, item.lengths) == arrays[number]
+        and _is_all(item.storage_offsets, item.lengths, arrays[number][1])
+        and all(item.lengths)
     )
 
 

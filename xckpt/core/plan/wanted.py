@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import prod
 
 import msgspec
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapters
-from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box import Box, Boxes, Int64s, tuples
 from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
@@ -72,25 +73,28 @@ def local_reads(name: str, wanted_boxes: Boxes, stored: TensorStorageMetadata) -
     """
     arrays = stored.arrays
     wanted, array, shared = intersect(wanted_boxes, arrays)
-    items: list[ReadItem] = []
-    pairs: Iterable[tuple[int, int, Box]]
-    pairs = zip(wanted.tolist(), array.tolist(), shared, strict=True)
-    for i, j, box in pairs:
-        wanted_at, stored_at = wanted_boxes[i].offsets, arrays[j].offsets
-        items.append(
-            ReadItem(
-                LoadItemType.TENSOR,
-                MetadataIndex(name, wanted_at, i),
-                box.relative_to(wanted_at).offsets,
-                MetadataIndex(name, stored_at, j),
-                box.relative_to(stored_at).offsets,
-                box.sizes,
-            )
+    wanted_at, stored_at = wanted_boxes.offsets[wanted], arrays.offsets[array]
+    items = [
+        ReadItem(LoadItemType.TENSOR, dest, dest_offsets, source, source_offsets, lengths)
+        for dest, dest_offsets, source, source_offsets, lengths in zip(
+            _indices(name, wanted_at, wanted),
+            tuples(shared.offsets - wanted_at),
+            _indices(name, stored_at, array),
+            tuples(shared.offsets - stored_at),
+            tuples(shared.sizes),
+            strict=True,
         )
+    ]
     landed = np.bincount(wanted, weights=shared.elements, minlength=len(wanted_boxes))
     for i in np.flatnonzero(landed != wanted_boxes.elements).tolist():
         raise XckptError(f"{name}: {wanted_boxes[i]} is wanted, but not stored exactly once")
     return items
+
+
+def _indices(name: str, offsets: Int64s, numbers: Int64s) -> Iterator[MetadataIndex]:
+    """The indices of boxes of a leaf."""
+    listed: list[int] = numbers.tolist()
+    return map(MetadataIndex, repeat(name), tuples(offsets), listed)
 
 
 class WantedLeaf(msgspec.Struct, gc=False):
@@ -139,7 +143,8 @@ class WantedLeaf(msgspec.Struct, gc=False):
             return buffer
         # Every framework's buffer slices like NumPy's.
         sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
-        return sliceable[_region(item).slices()]
+        offsets, lengths = item.dest_offsets, item.lengths
+        return sliceable[tuple(slice(o, o + n) for o, n in zip(offsets, lengths, strict=True))]
 
     def bring(self, item: ReadItem, tensor: object, adapters: Adapters) -> None:
         """Copy an item's elements to their memory, if they lie elsewhere.

@@ -9,7 +9,9 @@ are listed, and limited by the memory of the options: a manifest of a few bytes 
 from __future__ import annotations
 
 import functools
+from array import array as array_of
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import msgspec
 import numpy as np
@@ -104,39 +106,35 @@ class ChunkRequest(msgspec.Struct, frozen=True):
 NO_LEAF = -1
 """In place of a leaf's number: the destination wants something else."""
 
+ONE_PIECE = -2
+"""In place of a leaf's number: the destination wants all of a piece of one chunk."""
+
 UNPACKED = -1
 """In place of a place: the chunk lies in no pack."""
-
-TOGETHER = 1024
-"""Additions of rows that are joined."""
 
 
 class _Rows:
     """Chunks of destinations, as they are added: a row for each."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._few: list[Sequence[Int64s]] = []
+        self.count, self._ones = 0, array_of("q")
         self._columns: list[Sequence[Int64s]] = []
+
+    def add_one(self, *row: int) -> None:
+        self.count += 1
+        self._ones.extend(row)
 
     def add(self, number: Int64s, nbytes: Int64s, place: Int64s, destination: Int64s) -> None:
         self.count += len(number)
-        self._few.append((number, nbytes, place, destination))
-        if len(self._few) >= TOGETHER:  # an array of one row takes four times the row
-            self._columns.append(_joined(self._few))
-            self._few = []
+        self._columns.append((number, nbytes, place, destination))
 
     def columns(self) -> list[Int64s]:
         """All rows, in the order of the chunks and of the destinations of each."""
-        columns = _joined([*self._columns, *self._few])
+        ones = np.frombuffer(self._ones, np.int64).reshape(-1, 4).T
+        columns = [np.concatenate(each) for each in zip(ones, *self._columns, strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        self._few, self._columns = [], []
+        self._ones, self._columns = array_of("q"), []
         return [column[order] for column in columns]
-
-
-def _joined(parts: Sequence[Sequence[Int64s]]) -> list[Int64s]:
-    empty = np.zeros(0, np.int64)
-    return [np.concatenate([empty, *each]) for each in zip(*parts, strict=True)] or [empty] * 4
 
 
 class ChunkRequests(Mapping[int, ChunkRequest]):
@@ -168,7 +166,7 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
         self._boxes: dict[int, tuple[ZarrArray, Box]] = {}
         """What destinations want, except those that want a leaf of one chunk."""
         self._leaves: list[int] = []
-        """For each destination the number of such a leaf; `NO_LEAF` for others."""
+        """For each destination the number of such a leaf; `NO_LEAF` or `ONE_PIECE` for others."""
 
     def add(self, array: ZarrArray, box: Box) -> None:
         """Request a non-empty box of an array for the next destination.
@@ -187,14 +185,18 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
                 "load less at a time"
             )
         destination = len(self._leaves)
-        self._leaves.append(NO_LEAF)
+        self._leaves.append(ONE_PIECE if one and box.sizes == array.shape else NO_LEAF)
         self._boxes[destination] = array, box
+        width = item_size(array.dtype)
+        if one:
+            self._rows.add_one(array.first, prod(array.shape) * width, _place(array), destination)
+            return
         for block in cell_blocks(box, array.chunk, ENUMERATED):
             numbers, boxes = cells(block.offsets, block.ends, array.shape, array.chunk)
             place = numbers * 0 + UNPACKED if array.place is None else numbers + array.place
             self._rows.add(
                 array.first + numbers,
-                boxes.elements * item_size(array.dtype),
+                boxes.elements * width,
                 place,
                 np.full(len(numbers), destination),
             )
@@ -207,7 +209,7 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
     def _whole(self) -> tuple[Int64s, Int64s]:
         """The destinations that want a leaf of one chunk, and its number."""
         leaves = np.array(self._leaves, np.int64)
-        destinations = np.flatnonzero(leaves != NO_LEAF)
+        destinations = np.flatnonzero(leaves >= 0)
         return destinations, leaves[destinations]
 
     def _of_leaves(self) -> tuple[Int64s, Int64s, Int64s]:

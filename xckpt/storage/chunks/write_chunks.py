@@ -331,9 +331,9 @@ def item_units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[
     """The units that an item consists of, with views of its data."""
     assert item.tensor_data is not None
     data, box = as_planned(item, resolved(planner, item)), item.tensor_data.chunk
-    if box.sizes == array.shape == array.unit and not any(array.offset):  # as most are
-        return [Unit(array, 0, box, data, item)]
-    place = box.relative_to(array.offset)
+    place = box.relative_to(array.offset) if any(array.offset) else box
+    if box.sizes == array.shape == array.unit:  # as most are
+        return [Unit(array, 0, place, data, item)]
     boxes = unit_boxes(item, array, place)
     return [Unit(array, n, box, data[box.slices(place.offsets)], item) for n, box in boxes]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -24,9 +24,12 @@ import tensorstore as ts
 import xxhash
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.entries import Manifest, arrays
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Int64s
+from xckpt.core.manifest.entries import Manifest, TensorEntry
 from xckpt.core.manifest.packs import INLINE_BYTES, PACK_BYTES, PLACE, PLACES, encode_places
+from xckpt.core.manifest.rules import count_chunks
+from xckpt.core.manifest.stored_arrays import StoredArrays
 from xckpt.storage.array import digest_bytes, plain_bools
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import SLAB_BYTES, contents
@@ -190,7 +193,7 @@ def with_places(
 
     See `merged_places`; the file comes with its key.
     """
-    packs, places = merged_places(arrays(manifest), written, numbers)
+    packs, places = merged_places(manifest, written, numbers)
     if len(places) <= INLINE_BYTES:
         return msgspec.structs.replace(manifest, packs=packs, inline_places=places), []
     digest = digest_bytes(places).hex()
@@ -198,22 +201,19 @@ def with_places(
 
 
 def merged_places(
-    arrays: Iterable[ZarrArray],
+    manifest: Manifest,
     written: Sequence[Written],
     numbers: Numbers,
 ) -> tuple[int, bytes]:
     """How many packs all ranks have written, and the table of places.
 
     Args:
-        arrays: those of the manifest, in order.
+        manifest: names all leaves.
         written: the ranks' reports. Each packed chunk has been written once.
         numbers: gives those of the digests of some reports' chunks, and takes their first rank.
     """
-    # One by one: a hundred thousand arrays take as much as their digests and places together.
-    placed = ((each.first, _start(each), each.count) for each in arrays if each.count)
-    columns = np.fromiter(placed, "i8,i8,i8")
-    firsts, starts = columns["f0"], columns["f1"]
-    merged = np.zeros(int(columns["f2"][starts >= 0].sum()), PLACE)
+    firsts, counts, starts = _columns(manifest)
+    merged = np.zeros(int(counts[starts >= 0].sum()), PLACE)
     names = sorted({name for report in written for name in report.packs})
     packs = {name: number for number, name in enumerate(names)}
     for rank, report in enumerate(written):
@@ -228,6 +228,22 @@ def merged_places(
     return len(packs), encode_places(names, merged)
 
 
-def _start(array: ZarrArray) -> int:
-    """The number of an array's first place; -1 if its chunks lie in no pack."""
-    return -1 if array.place is None else array.place
+def _columns(manifest: Manifest) -> Int64s:
+    """First chunk, chunks and first place of each array that has chunks, (3, n), in order.
+
+    The place is -1 if its chunks lie in no pack.
+    """
+    stored, leaves = StoredArrays(manifest), manifest.leaves
+    counts = np.diff(stored.first, append=count_chunks(manifest))
+    columns = [np.stack([stored.first, counts, np.where(stored.is_packed, stored.place, -1)])]
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, TensorEntry) and leaf.pieces is not None:
+            columns[0][1, number] = 0  # its pieces are the arrays
+            packed = leaf.pieces.are_packed(manifest.pack_bytes // item_size(leaf.dtype))
+            firsts, counts = leaf.pieces.firsts[:-1], np.diff(leaf.pieces.firsts)
+            before = np.cumsum(counts * packed) - counts * packed
+            places = np.where(packed, stored.place[number] + before, -1)
+            columns.append(np.stack([stored.first[number] + firsts, counts, places]))
+    joined = np.concatenate(columns, axis=1)
+    joined = joined[:, joined[1] > 0]
+    return joined[:, np.argsort(joined[0])]
