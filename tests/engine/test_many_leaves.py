@@ -108,9 +108,9 @@ def test_a_load_takes_little_memory_for_a_leaf(tmp_path: Path) -> None:
     assert (peaks[2] - peaks[1]) / (MANY - FEW) < LOAD_BYTES, peaks
 
 
-def in_pieces(count: int) -> tuple[HostSource, NDArray[np.float32]]:
+def in_pieces(pieces: int) -> tuple[HostSource, NDArray[np.float32]]:
     """A leaf whose boxes have no size in common, and its elements."""
-    ends = np.cumsum(np.arange(count) * 7 % 5 + 3)
+    ends = np.cumsum(np.arange(pieces) * 7 % 5 + 3)
     elements = np.arange(ends[-1], dtype=np.float32)
     parts = np.split(elements, ends[:-1])
     boxes = Boxes.of(
@@ -121,8 +121,8 @@ def in_pieces(count: int) -> tuple[HostSource, NDArray[np.float32]]:
 
 def test_a_piece_takes_few_calls(tmp_path: Path) -> None:
     saves, loads = list[int](), list[int]()
-    for count in (FEW, FEW, MANY):  # the first imports
-        source, elements = in_pieces(count)
+    for pieces in (FEW, FEW, MANY):  # the first imports
+        source, elements = in_pieces(pieces)
         path, like = tmp_path / str(len(saves)), {"w": np.zeros_like(elements)}
         saves.append(calls_of(lambda path=path, source=source: xckpt.save(path, {"w": source})))
         loads.append(calls_of(lambda path=path, like=like: xckpt.load_into(path, like)))

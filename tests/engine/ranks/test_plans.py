@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from benchmarks.scale.ranks import Coordinator, Rank
+from benchmarks.scale.ranks import Aside, Coordinator, Rank
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.examples import examples
 from xckpt.core.geometry.box import Boxes
@@ -121,14 +122,16 @@ class Save:
             rank.kept_plans = copied(had[rank.rank])
             self.run(rank)
 
-        others = [Rank(rank, RANKS, KeptPlans()) for rank in range(1, RANKS)]
-        group = Coordinator(others, run, kept[0])
-        self.run(group)
-        for other in others:
-            other.again()
-            run(other)
-            kept[other.rank].shares = other.kept_plans.shares
-            kept[other.rank].own = other.kept_plans.own
+        with TemporaryFile() as file:
+            aside = Aside(file.fileno())
+            others = [Rank(rank, RANKS, aside) for rank in range(1, RANKS)]
+            group = Coordinator(others, run, kept[0])
+            self.run(group)
+            for other in others:
+                other.again()
+                run(other)
+                kept[other.rank].shares = other.kept_plans.shares
+                kept[other.rank].own = other.kept_plans.own
         return group
 
 
