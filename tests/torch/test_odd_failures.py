@@ -22,6 +22,7 @@ from tests.support.stored import step_at
 from tests.support.time_limit import ALLOWANCE
 from xckpt.engine.ranks.star import Star
 from xckpt.planner import DefaultSavePlanner
+from xckpt.storage import ZarrStorageWriter
 
 TIMEOUT = 3.0
 BAR = TIMEOUT + 2 * ALLOWANCE
@@ -236,3 +237,35 @@ def test_an_interrupt_before_any_collective(
                 assert number == 5 and victim != 0, answers
             assert seconds < BAR
         assert step_at(str(path)) == 3
+
+
+def on_rank_interrupted_once_committed(rank: int, path: Path) -> Any:
+    """The coordinator is interrupted between the commit and the answer to all ranks."""
+    group: Any = dist.new_group()
+    xckpt.save(path, state(1), group=group)
+    dist.barrier()
+    finish = ZarrStorageWriter.finish
+
+    def interrupted(writer: ZarrStorageWriter, *arguments: Any) -> bytes:
+        finish(writer, *arguments)
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ZarrStorageWriter, "finish", interrupted)
+            xckpt.save(path, state(2), group=group, overwrite=True, timeout=TIMEOUT)
+    except (KeyboardInterrupt, xckpt.XckptError) as error:
+        said = [str(error), *getattr(error, "__notes__", ())]
+        xckpt.save(path, state(3), group=group, overwrite=True)
+        return type(error).__name__, "\n".join(said), step_at(str(path))
+    return "done", "", 0
+
+
+def test_all_ranks_hear_that_an_interrupted_save_is_committed(
+    three_ranks: Ranks, tmp_path: Path
+) -> None:
+    answers = three_ranks.run(on_rank_interrupted_once_committed, tmp_path / "new")
+    assert [kind for kind, *_ in answers] == ["KeyboardInterrupt"] + ["RanksFailedError"] * 2
+    for _, said, step in answers:
+        assert "after the commit: the checkpoint is there, whole" in said
+        assert "nothing was committed" not in said and step == 3

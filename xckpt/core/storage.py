@@ -79,6 +79,15 @@ class TypedReportsWriter(Protocol):
 
 
 @runtime_checkable
+class CommitKnowingWriter(Protocol):
+    """A writer whose coordinator can tell, after a failure, whether it has committed before it."""
+
+    def is_committed(self) -> bool:
+        """Whether the checkpoint is there all the same; asked after `StorageWriter.abort`."""
+        ...
+
+
+@runtime_checkable
 class PlanCachingWriter(Protocol):
     """A writer whose orders last: an equal plan gets the same orders, except for the place."""
 

@@ -26,6 +26,7 @@ from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares, returned, returned_plans
 from xckpt.core.storage import (
+    CommitKnowingWriter,
     OwnOrdersWriter,
     PlanCachingWriter,
     SharesHost,
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
 PLAN = "plan the save; nothing was committed"
 WRITE = "write or commit; nothing was committed"
+COMMITTED = (
+    "This came after the commit: the checkpoint is there, whole, although the call did not end."
+)
 
 
 def save_state(
@@ -137,8 +141,10 @@ class _Save:
             if known is not None:
                 return known.committed(answer)
             return self.writer.committed_metadata(answer)
-        except BaseException:
+        except BaseException as error:
             self.writer.abort()
+            if isinstance(self.writer, CommitKnowingWriter) and self.writer.is_committed():
+                error.add_note(COMMITTED)  # the other ranks read it, too
             raise
 
     def _compare(self, group: Group) -> None:

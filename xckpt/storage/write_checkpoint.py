@@ -44,7 +44,7 @@ from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
 from xckpt.storage.chunks.plain_files import write_file
 from xckpt.storage.chunks.units import merged_digests, merged_values, orders_for
 from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
-from xckpt.storage.commit.explain import check_seen, explained
+from xckpt.storage.commit.explain import check_seen, explained, is_there
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -83,7 +83,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self.base = None if base is None else os.fspath(base)
         self.lasting = base is None
         self.shared_bytes = 0
-        """Bytes that this rank did not write because they are shared with the base."""
+        """Bytes not written by this rank, because they are shared with the base."""
         super().__init__(GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.cuts))
         self._base = None if base is None else _base_of(base, self.target, given, self.codecs)
         if self._base is not None:
@@ -111,8 +111,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             planned: the manifest as far as it is known.
 
         Raises:
-            CheckpointExistsError: the path is taken.
-            StorageError: the storage refused.
+            CheckpointExistsError, StorageError: the path is taken, or the storage refused.
         """
         self._written = deque()
         self.target.access.start()
@@ -239,9 +238,9 @@ class ZarrStorageWriter(PlainStorageWriter):
                     answer(write, self.target)
             if self._begun is not None:
                 self._begun.wait()
+            self._committed = data, manifest
             self._staging.publish(data)
         self._staging = self._begun = None
-        self._committed = data, manifest
         if self._base is not None:
             self._base.log(written)
         return data
@@ -251,6 +250,10 @@ class ZarrStorageWriter(PlainStorageWriter):
         if self._committed is not None and self._committed[0] == manifest:
             return to_metadata(self._committed[1])
         return to_metadata(parse(manifest, digest_bytes))
+
+    def is_committed(self) -> bool:
+        """See `CommitKnowingWriter`."""
+        return self._committed is not None and is_there(self.target, self._committed[0])
 
     def abort(self) -> None:
         """Remove what was staged; what is committed stays as it is."""

@@ -1,4 +1,4 @@
-"""Which paths are URLs: a rule without I/O, so that a call can ask it before TensorStore is imported."""
+"""Which paths are URLs: a rule without I/O, asked before TensorStore is imported."""
 
 from __future__ import annotations
 
