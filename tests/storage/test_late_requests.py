@@ -19,6 +19,7 @@ from tests.storage.commit.test_each_request import s3, server
 from tests.support.faulty_bucket import Fault, FaultyBucket, Request, Silence, never
 from tests.support.servers import environment, faulty_gcs, gcs
 from tests.support.stored import keys, step_at
+from xckpt.storage.commit import conditional
 
 __all__ = ["environment", "faulty_gcs", "gcs", "s3", "server"]
 
@@ -65,7 +66,8 @@ def is_manifest(request: Request) -> bool:
 
 
 def deletes_data(request: Request) -> bool:
-    return request.deletes and request.path.endswith("w/c/0")
+    named = request.path.endswith("w/c/0") or b"w/c/0</Key>" in request.content
+    return request.deletes and named
 
 
 @pytest.mark.parametrize("old", [pytest.param(False, marks=pytest.mark.thorough), True])
@@ -89,8 +91,14 @@ def test_a_manifest_that_arrives_amid_a_collection(
     assert xckpt.gc(url, older_than=0) == []
 
 
-def test_a_deletion_that_arrives_after_a_save_to_the_same_keys(server: FaultyBucket) -> None:
-    """An overwrite deletes the old keys; meanwhile what it saved is deleted, and saved anew."""
+@pytest.mark.parametrize("many", [conditional.MANY, 1])
+def test_a_deletion_that_arrives_after_a_save_to_the_same_keys(
+    server: FaultyBucket, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An overwrite deletes the old keys, one by one or many by one request; meanwhile what it saved
+    is deleted, and saved anew.
+    """
+    monkeypatch.setattr(conditional, "MANY", many)
     url = f"{server.url}/late{next(_numbers)}"
 
     def anew() -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
 import json
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -58,6 +60,8 @@ class SeenRequest:
         name = self.key.rpartition("/")[2]
         if self.listing:
             return "LIST"
+        if self.method == "POST":
+            return "DELETE many"
         method = f"{self.method}-if" if self.conditional else self.method
         if name in ("xckpt.json", "xckpt.digests", "xckpt.saving", "places", "zarr.json"):
             return f"{method} {name}"
@@ -197,6 +201,8 @@ class CountedBucket:
         content: bytes,
     ) -> tuple[int, dict[str, str], bytes]:
         """Do what a request asks for: status, headers and content of the answer."""
+        if not key and method == "POST":
+            return 200, {}, self._deleted(re.findall("<Key>(.*?)</Key>", content.decode()))
         if not key:
             return (200, {}, self._listed(query)) if "list-type" in query else (200, {}, b"")
         tag, found = self.objects.get(key, ("", b""))
@@ -230,6 +236,14 @@ class CountedBucket:
         if unwanted == tag:
             return 304, given, b""
         return _ranged(headers.get("range", ""), found, given)
+
+    def _deleted(self, names: list[str]) -> bytes:
+        """Delete objects by their names in XML; the answer."""
+        for name in names:
+            self.objects.pop(html.unescape(name), None)
+        gone = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
+        head = '<?xml version="1.0" encoding="UTF-8"?>'
+        return f"{head}<DeleteResult>{gone}</DeleteResult>".encode()
 
     def _listed(self, query: Mapping[str, str]) -> bytes:
         prefix, after = query.get("prefix", ""), query.get("start-after", "")

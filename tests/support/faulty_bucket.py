@@ -40,12 +40,12 @@ class Request:
     @property
     def writes(self) -> bool:
         """Whether it puts an object."""
-        return self.method in ("PUT", "POST")
+        return self.method in ("PUT", "POST") and not self.deletes
 
     @property
     def deletes(self) -> bool:
-        """Whether it removes an object."""
-        return self.method == "DELETE"
+        """Whether it removes an object, or many."""
+        return self.method == "DELETE" or self.content.startswith(b"<Delete ")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class HoldingS3(Holding):
             return self._moto(environ, start)
         name = path.removeprefix(f"/{BUCKET}/")
         if method not in ("PUT", "DELETE") or environ["QUERY_STRING"]:
-            start("501 Not Implemented", [("Content-Length", "0")])
+            start("400 Bad Request", [("Content-Length", "0")])
             return []
         content = None
         if copied := environ.get("HTTP_X_AMZ_COPY_SOURCE"):

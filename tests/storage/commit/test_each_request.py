@@ -27,7 +27,7 @@ from tests.support.faulty_bucket import (
 )
 from tests.support.servers import environment, faulty_gcs, gcs
 from xckpt.core.manifest.own_keys import object_sizes
-from xckpt.storage.commit import remove
+from xckpt.storage.commit import conditional, remove
 from xckpt.storage.location import Location, forget_contexts, open_store
 
 __all__ = ["environment", "faulty_gcs", "gcs"]
@@ -236,6 +236,16 @@ def test_some_requests(server: FaultyBucket, call: str) -> None:
 def test_every_request(server: FaultyBucket, call: str, mode: str) -> None:
     for options in (PACKED, PLAIN) if server.url == "s3://bucket" else (PACKED,):
         check(server, call, mode, options, 1000)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", ["delete", "overwrite again", "gc of a save"])
+def test_every_request_where_keys_are_deleted_together(
+    s3: FaultyBucket, call: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditional, "MANY", 1)
+    check(s3, call, mode, PLAIN, 1000)
 
 
 def test_a_deletion_whose_answer_is_lost_goes_on(server: FaultyBucket) -> None:

@@ -1,4 +1,4 @@
-"""A bucket copies its own objects: requests for which TensorStore has no call.
+"""A bucket copies its own objects, and deletes many: requests for which TensorStore has no call.
 
 1. `ServerSide` makes them through obstore, an optional package that is imported here alone, and
    only where such a request is to be made. It asks the endpoint, region and bucket of a `Location`,
@@ -16,7 +16,7 @@ import errno
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -78,6 +78,15 @@ class ServerSide:
             return (await head_async(self._store, key))["size"]
 
         return self._ask(key, asked)
+
+    def delete(self, keys: Sequence[str]) -> Future[None]:
+        """Begin to delete objects of S3, a thousand by one request; others may go if one is left.
+
+        A key where nothing is counts as deleted.
+        """
+        from obstore import delete_async
+
+        return self._ask(keys[0], lambda: delete_async(self._store, keys))
 
     def end(self) -> list[Future[Any]]:
         """Have the requests fail that have not begun yet; the others."""

@@ -15,9 +15,10 @@ import contextlib
 import fcntl
 import math
 import os
+import posixpath
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -35,8 +36,12 @@ SECONDS: Final = 2.0
 """Age from which on an answer says too little about a claim."""
 ON_THE_WAY: Final = 2.0
 """Seconds that requests are waited for whose callers have lost their claim since they looked."""
-AT_ONCE: Final = 1024
-"""Keys that are deleted between two looks at a claim."""
+AT_ONCE: Final = 1000
+"""Keys that are deleted between two looks at a claim, and by one request to S3."""
+MANY: Final = 16
+"""From so many keys on S3 is asked to delete them together."""
+TRIES: Final = 3
+"""How often it is asked again, before it is asked for each: some storages know no such request."""
 
 
 @dataclass(slots=True)
@@ -214,12 +219,29 @@ def delete_keys(
             lost = StorageError(f"{target}: another call has replaced or removed this checkpoint")
             return left | dict.fromkeys(keys[first:], lost)
         some = keys[first : first + at_once]
+        if _deleted_together(some, target):
+            continue
         for key, asked in [(key, store.write(key, None)) for key in some]:
             try:
                 answer(asked, target)
             except Exception as error:  # whatever it is, others may go
                 left[key] = error
     return left
+
+
+def _deleted_together(keys: Sequence[str], target: Location) -> bool:
+    """Have S3 delete many keys by few requests; False if it has not deleted all of them."""
+    if target.driver != "s3" or len(keys) < MANY:
+        return False
+    from xckpt.storage.buckets.server_side import ServerSide
+
+    access = replace(target.access, retries=min(target.access.retries, TRIES))
+    try:
+        bucket = ServerSide(replace(target, access=access))
+        answer(bucket.delete([posixpath.join(target.path, key) for key in keys]), target)
+    except (OSError, StorageError):
+        return False
+    return True
 
 
 def delete_or_unlink(

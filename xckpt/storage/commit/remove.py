@@ -32,6 +32,7 @@ from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.budget import ProgressCounter, Watcher
+from xckpt.storage.commit import conditional
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
 from xckpt.storage.commit.folder import new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
@@ -40,7 +41,7 @@ from xckpt.storage.refusals import said_of
 
 AT_ONCE: Final = 32
 """Files or keys that are deleted between two looks at the clock."""
-UNPACED: Final = 1024
+UNPACED: Final = conditional.AT_ONCE
 """Keys of a bucket that are deleted at a time, where nothing says how fast."""
 DELAYS: Final = (0.5, 2.0, 8.0)
 """Seconds before each further try of what could not be deleted."""
