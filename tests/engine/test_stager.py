@@ -329,6 +329,12 @@ def test_what_cannot_be_saved_is_refused_by_name(leaf: object, words: str) -> No
         BlockingAsyncStager().stage({"w": leaf})
 
 
+@pytest.mark.parametrize("name", ["cache_staged_state_dict", "type_check", "pin_memory"])
+def test_flags_are_true_or_false(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"BlockingAsyncStager\({name}=\) takes True or False"):
+        BlockingAsyncStager(**{name: "no"})  # type: ignore[arg-type]
+
+
 def test_pinned_memory_needs_an_accelerator() -> None:
     with pytest.raises(RuntimeError, match="no framework that is imported has an accelerator"):
         BlockingAsyncStager(pin_memory=True)

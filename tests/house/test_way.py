@@ -87,6 +87,7 @@ def test_the_way_of_a_call() -> None:
     way = trace(lambda: Box((0,), (Location.parse("memory://way").path != "",)).ends)
     assert way.distinct_files == [
         "storage/location.py",
+        "core/storage.py",
         "storage/budget.py",
         "options.py",
         "core/geometry/box.py",

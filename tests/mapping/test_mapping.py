@@ -553,6 +553,13 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, words: 
     assert str(path) in str(caught.value)
 
 
+def test_a_file_is_named_by_a_path() -> None:
+    with open("/dev/null", "rb") as file, pytest.raises(TypeError, match="PathLike"):
+        Mapping.from_file(file.fileno())  # type: ignore[arg-type]
+    with open("/dev/null", "wb") as file, pytest.raises(TypeError, match="PathLike"):
+        Mapping([]).to_file(file.fileno())  # type: ignore[arg-type]
+
+
 def test_a_file_holds_every_operation_and_any_name(tmp_path: Path) -> None:
     mapping = Mapping(
         [

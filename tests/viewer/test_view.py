@@ -5,6 +5,7 @@ from __future__ import annotations
 import html as html_module
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             state = {"w": state["w"] + 1, "v": state["v"], "step": step}
             manager.save(step, state, metrics={"loss": 1 / step, "odd": float("nan")})
     return root
+
+
+@pytest.mark.parametrize("wrong", [{"plan": 3}, {"plan": None}, {"options": {"threads": 2}}])
+def test_arguments_that_make_no_sense_are_named(root: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        xckpt.view(root, **wrong)
 
 
 def test_a_run(root: Path) -> None:

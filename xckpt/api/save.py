@@ -16,8 +16,8 @@ from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.run.names import OptionalBase
+from xckpt.core.storage import url_parts
 from xckpt.core.text.arguments import named
-from xckpt.core.text.urls import url_parts
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.in_flight import IN_FLIGHT, settle

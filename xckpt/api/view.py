@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from xckpt.api.open import open
 from xckpt.api.save import Path, check_path, names_limits
-from xckpt.options import LoadOptions, with_progress
+from xckpt.core.text.arguments import wrong_argument
+from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
@@ -37,6 +38,7 @@ def view(
     Raises:
         NotACheckpointError: neither a checkpoint nor a run is at the path.
         ManifestError: the manifest cannot be trusted.
+        TypeError: an argument makes no sense; it is named.
         ValueError: the plan cannot be understood.
 
     Example:
@@ -48,12 +50,15 @@ def view(
         >>> view.save("view.html")
     """
     check_path(path, "view(path)")
+    if not isinstance(plan, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise wrong_argument("view", "plan", "a mesh and specs, as text", plan)
+    options = checked_options(options, LoadOptions, "view")
     from xckpt.viewer.view import CheckpointView
 
     if diff is not None:
         check_path(diff, "view(diff=)")
     other = "" if diff is None else os.fspath(diff)
-    with with_progress(options or LoadOptions(), "compare", rank=0) as chosen:
+    with with_progress(options, "compare", rank=0) as chosen:
         seen = CheckpointView(
             path,
             lambda place: open(place, options=options),

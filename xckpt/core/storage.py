@@ -3,11 +3,12 @@
 `PlainStorageWriter` implements the hooks that most writers leave as they are, and `SizedItems` are
 the items of a plan as a writer goes through them, the largest first. The other protocols are what a
 storage may be able to do besides; the engine looks for each where it can use it. `as_sent` gives a
-plan as another process would have it.
+plan as another process would have it, and `url_parts` says which paths are URLs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -22,6 +23,9 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LeafTable, LoadPlan, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
+from xckpt.errors import PathError
+
+_SLIP = re.compile("(s3|gs|memory|hf|https?):/?(?!/)")  # it would be a local path
 
 
 @runtime_checkable
@@ -253,6 +257,24 @@ class CanBeBrief(Protocol):
     def place(self) -> object:
         """The part that differs in each save, even if the plan is the same."""
         ...
+
+
+def url_parts(path: str) -> tuple[str, str] | None:
+    """The scheme of a URL and what comes after ``://``; None for a local path.
+
+    Raises:
+        PathError: a slash of the URL is lost, as `pathlib.Path` loses it.
+
+    Example:
+        >>> url_parts("s3://bucket/run/7"), url_parts("/data/ckpt")
+        (('s3', 'bucket/run/7'), None)
+    """
+    scheme, separator, rest = path.partition("://")
+    if separator and "/" not in scheme:
+        return scheme, rest
+    if _SLIP.match(path):
+        raise PathError(f"{path}: a URL has two slashes, as in s3://bucket/path")
+    return None
 
 
 def place(share: SavePlan) -> object:

@@ -99,13 +99,14 @@ def framework_adapter(framework: str) -> Adapter[Any]:
     return adapter
 
 
-def loaded_adapters(rank: int = 0) -> Adapters:
+def loaded_adapters(rank: int = 0, *, saves: bool = False) -> Adapters:
     """The adapters of the frameworks imported so far, in one value.
 
     A framework that is imported later is found too, when one of its objects turns up.
 
     Args:
         rank: this process's rank in the group, for leaves that differ by rank (`PerRank`).
+        saves: whether they open a tree that is to be saved.
 
     Raises:
         ImportError: an adapter cannot be imported, though its framework is.
@@ -115,4 +116,4 @@ def loaded_adapters(rank: int = 0) -> Adapters:
         >>> loaded_adapters().describe(np.zeros(3, np.int8), "w").dtype
         'int8'
     """
-    return Adapters((PerRankAdapter(rank), *_loaded()), _loaded)
+    return Adapters((PerRankAdapter(rank, saves), *_loaded()), _loaded)

@@ -229,7 +229,7 @@ class _Save:
         if self.failure is not None:
             raise self.failure
         if not self.is_set_up:
-            self.planner.use_adapters(loaded_adapters(self.rank))
+            self.planner.use_adapters(loaded_adapters(self.rank, saves=True))
             hand_to(self.planner, self.state, self.writer.storage_meta(), self.is_coordinator)
             self.is_set_up = True
         return self.planner

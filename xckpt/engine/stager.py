@@ -36,6 +36,7 @@ from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.fresh_memory import fresh
 from xckpt.engine.host_copy import HostCopies
 from xckpt.errors import UnsupportedLeafError
+from xckpt.options import check_flags
 
 
 @runtime_checkable
@@ -101,6 +102,7 @@ class BlockingAsyncStager(AsyncStager):
 
     Raises:
         RuntimeError: pinned memory was asked for, and there is no accelerator.
+        TypeError: an argument is neither True nor False.
 
     Example:
         >>> import numpy as np, xckpt
@@ -121,6 +123,9 @@ class BlockingAsyncStager(AsyncStager):
         type_check: bool = False,
         pin_memory: bool | None = None,
     ) -> None:
+        flags = {"cache_staged_state_dict": cache_staged_state_dict, "type_check": type_check}
+        flags["pin_memory"] = False if pin_memory is None else pin_memory
+        check_flags("BlockingAsyncStager", **flags)
         self.cache_staged_state_dict = cache_staged_state_dict
         self.type_check = type_check
         self.pin_memory = pin_memory
@@ -144,7 +149,7 @@ class BlockingAsyncStager(AsyncStager):
         """
         with self.turn:
             self._wait_until_free()
-            return self._staged(state_dict, loaded_adapters())
+            return self._staged(state_dict, loaded_adapters(saves=True))
 
     def _staged(self, state_dict: object, adapters: Adapters) -> object:
         flat, copyables = self._look(state_dict, adapters)
@@ -181,7 +186,7 @@ class BlockingAsyncStager(AsyncStager):
             raise ValueError("prepare is for BlockingAsyncStager(cache_staged_state_dict=True)")
         with self.turn:
             self._wait_until_free()
-            _, copyables = self._look(state_dict, loaded_adapters())
+            _, copyables = self._look(state_dict, loaded_adapters(saves=True))
             self._copies.prepare(_parts(copyables))
 
     def lend(self, until: Future[Any]) -> None:

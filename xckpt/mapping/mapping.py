@@ -245,8 +245,9 @@ class LeafMapping:
         Raises:
             MappingError: the file is not TOML, or no mapping.
             OSError: it cannot be read.
+            TypeError: it is not a path.
         """
-        with open(path, "rb") as file:
+        with open(os.fspath(path), "rb") as file:  # a number would be an open file of the process
             try:
                 return cls.from_document(tomllib.load(file))
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -256,7 +257,7 @@ class LeafMapping:
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
+        with open(os.fspath(path), "w", encoding="utf-8", newline="\n") as file:
             file.write(tomli_w.dumps(self.to_document()))
 
 

@@ -12,6 +12,14 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 
 
+def test_all_ranks_values_cannot_be_saved(tmp_path: Path) -> None:
+    state = {"step": 3, "data": {"next": xckpt.PerRank.all}}
+    for save in (xckpt.save, lambda *state: xckpt.save_async(*state).result()):
+        with pytest.raises(xckpt.UnsupportedLeafError, match=r"data/next: PerRank.all stands for"):
+            save(tmp_path / "ckpt", state)
+    assert not xckpt.exists(tmp_path / "ckpt")
+
+
 def test_all_ranks_values_on_another_number_of_ranks(tmp_path: Path) -> None:
     def save(group: ThreadGroup) -> None:
         own = {"position": group.rank, "rng": np.full(group.rank + 1, group.rank), "none": None}

@@ -18,6 +18,7 @@ from xckpt.core.adapter import Adapter, Children
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath
 from xckpt.core.plan.new_leaves import weightless
+from xckpt.errors import UnsupportedLeafError
 
 Value = TypeVar("Value")
 
@@ -78,6 +79,8 @@ class PerRankAdapter(Adapter[PerRank[object]]):
     """Opens `PerRank` containers on one rank."""
 
     rank: int = 0
+    saves: bool = False
+    """Whether the tree is saved, where `PerRank.all` has no meaning."""
 
     def children(self, node: object) -> Children | None:
         """One child, named by the rank."""
@@ -87,7 +90,14 @@ class PerRankAdapter(Adapter[PerRank[object]]):
         return KIND, [(f"rank{self.rank}", value)]
 
     def open_object(self, node: object, name: str) -> ObjectState | None:
-        """What `PerRank.all` stands for."""
+        """What `PerRank.all` stands for.
+
+        Raises:
+            UnsupportedLeafError: the tree is saved.
+        """
+        if isinstance(node, AllRanks) and self.saves:
+            text = "PerRank.all stands for values that were saved; save xckpt.PerRank(value)"
+            raise UnsupportedLeafError(f"{name or 'the root'}: {text}")
         return node if isinstance(node, AllRanks) else None
 
     def rebuild(self, node: object, children: list[object]) -> object | None:

@@ -16,7 +16,7 @@ from typing import cast
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import exists
 from xckpt.api.save import Path
-from xckpt.core.text.urls import url_parts
+from xckpt.core.storage import url_parts
 from xckpt.errors import XckptError
 from xckpt.integrations.absent import absent
 
