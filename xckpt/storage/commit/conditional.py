@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 import msgspec
 import tensorstore as ts
 
-from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.location import Location, answer
@@ -219,11 +219,15 @@ def delete_keys(
             lost = StorageError(f"{target}: another call has replaced or removed this checkpoint")
             return left | dict.fromkeys(keys[first:], lost)
         some = keys[first : first + at_once]
-        if _deleted_together(some, target):
-            continue
-        for key, asked in [(key, store.write(key, None)) for key in some]:
+        claims = [key for key in some if posixpath.basename(key) == CLAIM]
+        # Not with the others: the request may come late, and another call have this claim by then.
+        asked = {key: store.write(key, None) for key in claims}
+        others = [key for key in some if key not in asked]
+        if not _deleted_together(others, target):
+            asked |= {key: store.write(key, None) for key in others}
+        for key, deleted in asked.items():
             try:
-                answer(asked, target)
+                answer(deleted, target)
             except Exception as error:  # whatever it is, others may go
                 left[key] = error
     return left
