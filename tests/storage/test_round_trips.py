@@ -251,9 +251,13 @@ def test_a_chunk_that_is_refused_while_digests_are_written(bucket: CountedBucket
     assert [key for key in bucket.objects if key.startswith("run/1/")] == []
 
 
+@pytest.mark.parametrize("together", [True, False])
 def test_a_deletion_waits_for_no_part_of_the_objects(
-    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+    bucket: CountedBucket, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where S3 is asked to delete many by one request, and where it is asked for each."""
+    if not together:
+        monkeypatch.setattr(conditional, "MANY", 1 << 30)
     monkeypatch.setenv("XCKPT_CONCURRENCY", "128")
     urls = [f"s3://bucket/run/{number}" for number in range(6)]
     for url in urls:
@@ -261,10 +265,10 @@ def test_a_deletion_waits_for_no_part_of_the_objects(
     bucket.taken()
     xckpt.delete(urls[0])
     deleted = kinds(bucket.taken())
-    assert deleted["DELETE chunk"] + deleted["DELETE zarr.json"] == 241
+    objects = ("DELETE many",) if together else ("DELETE chunk", "DELETE zarr.json")
+    assert sum(deleted[kind] for kind in objects) == (1 if together else 241)
     assert [key for key in bucket.objects if key.startswith("run/0/")] == []
     bucket.delay, rest = DELAY, iter(urls[1:])
-    objects = ("DELETE chunk", "DELETE zarr.json")
     assert len(trips(bucket, lambda: xckpt.delete(next(rest)), 4, objects)) <= 4
 
 
@@ -278,7 +282,13 @@ def test_a_deletion_takes_few_requests(bucket: CountedBucket, options: xckpt.Sav
     bucket.taken()
     xckpt.delete(urls[0])
     asked = kinds(bucket.taken())
-    for kind in ("DELETE chunk", "DELETE pack", "DELETE zarr.json", "DELETE xckpt.digests"):
+    for kind in (
+        "DELETE many",
+        "DELETE chunk",
+        "DELETE pack",
+        "DELETE zarr.json",
+        "DELETE xckpt.digests",
+    ):
         asked.pop(kind, None)
     assert asked == {
         "DELETE xckpt.json": 1,
