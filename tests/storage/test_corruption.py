@@ -326,6 +326,24 @@ def test_edited_zarr_json(saved: Path, edit: str) -> None:
     assert edited > 2
 
 
+@pytest.mark.parametrize("content", [b"{}", None], ids=["edited", "missing"])
+def test_which_zarr_json_a_load_reads(saved: Path, content: bytes | None) -> None:
+    """Those of arrays with data; those of groups and empty arrays only verification reads."""
+    folders, needed, others = array_paths(saved), 0, 0
+    for file in sorted(saved.rglob("zarr.json")):
+        with Damaged(file, content):
+            error, listed = outcome(saved, alone=True), found_by_verify(saved)
+        name = str(file.relative_to(saved))
+        assert any(name in line and ("edited" in line) == bool(content) for line in listed)
+        if folders.get(file.parent, "none") == "none":
+            others += 1
+            assert error is None, name
+        else:
+            needed += 1
+            assert error is not None and name in str(error)
+    assert needed > 5 and others > 2
+
+
 def test_zarr_json_in_another_spelling_is_refused_too(saved: Path) -> None:
     file = saved / "even" / "zarr.json"
     with Damaged(file, json.dumps(json.loads(file.read_bytes())).encode()):
