@@ -33,6 +33,8 @@ ERRORS = {
     "stale": (errno.ESTALE, True),
 }
 """The code, and whether it stays so."""
+ADVICE = dict.fromkeys(("quota", "disk full"), "the disk is full: free space or save elsewhere")
+"""What an error has to say, beside the path."""
 
 
 def state(step: int) -> dict[str, Any]:
@@ -70,7 +72,11 @@ def failing(calls: tuple[str, ...], code: int, first: int, *, stays: bool) -> It
 
 
 def attacked(
-    call: Callable[[], object], calls: tuple[str, ...], about: str, check: Callable[[bool], object]
+    call: Callable[[], object],
+    calls: tuple[str, ...],
+    about: str,
+    check: Callable[[bool], object],
+    path: Path,
 ) -> int:
     """Make a call under attack again and again, later each time; how often it was refused."""
     code, stays = ERRORS[about]
@@ -79,6 +85,8 @@ def attacked(
         with failing(calls, code, first, stays=stays) as failed:
             done = outcome(call)
         assert done.kind == "done" or done.xckpt, (first, done.kind, done.text)
+        if done.xckpt and about in ADVICE:
+            assert ADVICE[about] in done.text and str(path) in done.text, (first, done.text)
         check(done.kind == "done")
         refused += done.kind != "done"
         if not failed:
@@ -106,13 +114,25 @@ def saves(what: str, path: Path) -> Callable[[], object]:
         "manager": managed,
         "copy": lambda: xckpt.copy(base, path / "copy", overwrite=True),
         "convert": lambda: convert(base, path / "converted", options=OPTIONS, overwrite=True),
+        **{
+            name: lambda name=name: convert(
+                base, path / "converted", format=name, options=OPTIONS, overwrite=True
+            )
+            for name in ("safetensors", "dcp", "orbax")
+        },
     }[what]
+
+
+WAYS = [
+    *("save", "async", "with a base", "manager", "copy", "convert"),
+    *(pytest.param(each, marks=pytest.mark.thorough) for each in ("safetensors", "dcp", "orbax")),
+]
 
 
 @pytest.mark.parametrize(
     "about", ["EIO", *(pytest.param(each, marks=pytest.mark.thorough) for each in list(ERRORS)[1:])]
 )
-@pytest.mark.parametrize("what", ["save", "async", "with a base", "manager", "copy", "convert"])
+@pytest.mark.parametrize("what", WAYS)
 def test_a_call_that_writes_fails(tmp_path: Path, what: str, about: str) -> None:
     for name in ("new", "base"):
         xckpt.save(tmp_path / name, state(1), options=OPTIONS)
@@ -125,7 +145,7 @@ def test_a_call_that_writes_fails(tmp_path: Path, what: str, about: str) -> None
         for name in ("run", "copy", "converted"):
             shutil.rmtree(tmp_path / name, ignore_errors=True)
 
-    assert attacked(saves(what, tmp_path), WRITING, about, check) > 0
+    assert attacked(saves(what, tmp_path), WRITING, about, check, tmp_path) > 0
     xckpt.save(tmp_path / "new", state(3), overwrite=True)
     xckpt.gc(tmp_path, older_than=0)
     assert sorted(os.listdir(tmp_path)) == ["base", "new"]
@@ -155,5 +175,5 @@ def test_a_call_that_reads_fails(tmp_path: Path, what: str, about: str) -> None:
     for name in ("new", "base"):
         xckpt.save(tmp_path / name, state(1), options=OPTIONS)
     saves("manager", tmp_path)()
-    attacked(reads(what, tmp_path), READING, about, lambda succeeded: None)
+    attacked(reads(what, tmp_path), READING, about, lambda succeeded: None, tmp_path)
     assert xckpt.open(tmp_path / "base").verify() == []
