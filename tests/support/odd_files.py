@@ -37,6 +37,9 @@ class Attempt(msgspec.Struct):
     fails: str = ""
     names: int = 0
     base: str = ""
+    call: str = "save"
+    """``"copy"`` and ``"convert"`` take the base as the source; ``"manager"`` saves a step of the
+    run that the path is in, and keeps no other."""
 
 
 class Outcome(msgspec.Struct):
@@ -96,13 +99,7 @@ def _attempt(attempt: Attempt) -> Outcome:
     options = xckpt.SaveOptions(metrics=taken.append)
     state["step"] = attempt.step
     try:
-        xckpt.save(
-            attempt.path,
-            state,
-            overwrite=attempt.overwrite,
-            base=attempt.base or None,
-            options=options,
-        )
+        _make(attempt, state, options)
     except Exception as failure:
         error, text = type(failure).__name__, str(failure)
     _set(ODD_LACKS=attempt.lacks, ODD_FAILS="", ODD_NAMES="")
@@ -119,6 +116,25 @@ def _attempt(attempt: Attempt) -> Outcome:
     parent = os.path.dirname(attempt.path)
     left = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
     return Outcome(error, text, there, left, sum(each.shared for each in taken))
+
+
+def _make(attempt: Attempt, state: dict[str, Any], options: Any) -> None:
+    """The call itself."""
+    import xckpt
+    from xckpt.convert import convert
+    from xckpt.policies import EverySteps, Latest
+
+    path, overwrite, base = attempt.path, attempt.overwrite, attempt.base or None
+    if attempt.call == "copy":
+        xckpt.copy(attempt.base, path, overwrite=overwrite)
+    elif attempt.call == "convert":
+        convert(attempt.base, path, overwrite=overwrite, options=options)
+    elif attempt.call == "manager":
+        root, policies = os.path.dirname(path), [EverySteps(1)]
+        with xckpt.CheckpointManager(root, save=policies, keep=[Latest(1)], options=options) as run:
+            run.save(attempt.step, state)
+    else:
+        xckpt.save(path, state, overwrite=overwrite, base=base, options=options)
 
 
 def _set(**settings: object) -> None:

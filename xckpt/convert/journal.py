@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
-from xckpt.storage.commit.folder import journals
+from xckpt.storage.commit.folder import LEFTOVER, journals
+from xckpt.storage.location import storage_errors
 
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
@@ -79,20 +80,31 @@ class Journal:
 
     def __init__(self, path: Path, digest: bytes) -> None:
         self.path = path
+        named = LEFTOVER.fullmatch(path.name)
+        self._place = path.with_name(named["name"]) if named else path
         self._lock = threading.Lock()
         known, _, sound = read_journal(path)
-        if known == digest:
-            os.truncate(path, sound)
-            return
-        path.unlink(missing_ok=True)
+        with storage_errors(self._place):
+            if known == digest:
+                os.truncate(path, sound)
+                return
+            path.unlink(missing_ok=True)
         self._append(digest)
 
     def note(self, unit: int, report: bytes) -> None:
-        """Note that a unit is durably written."""
+        """Note that a unit is durably written.
+
+        Raises:
+            StorageError: the disk refused; it names what is converted to.
+        """
         self._append(msgspec.msgpack.encode((unit, report)))
 
     def _append(self, content: bytes) -> None:
         # One write, so that a kill leaves at most one broken record, the last.
         record = _HEAD.pack(len(content), digest_bytes(content)) + content
-        with self._lock, open(self.path, "ab", buffering=0) as file:
+        with (
+            self._lock,
+            storage_errors(self._place),
+            open(self.path, "ab", buffering=0) as file,
+        ):
             file.write(record)

@@ -74,7 +74,9 @@ def copy_checkpoint(
         manifest = parse(data, digest_bytes)
     staging = begin(target, overwrite=overwrite, planned=manifest)
     try:
-        _copy_objects(manifest, source.within(manifest.root), staging.location, options)
+        with storage_errors(target):
+            staging.location.make_folder()
+            _copy_objects(manifest, source.within(manifest.root), staging.location, options)
         if read_manifest(source) != data:
             raise StorageError(f"{source} was replaced while it was copied; copy it again")
         copied = msgspec.structs.replace(manifest, root=staging.root)
@@ -87,26 +89,25 @@ def copy_checkpoint(
 def _copy_objects(
     manifest: Manifest, source: Location, target: Location, options: LoadOptions
 ) -> None:
-    with storage_errors(target):
-        objects = list(_objects(manifest, source))
-        progress = ProgressCounter(sum(size for _, size in objects), options.progress)
-        if source.folder is not None and target.folder is not None:
-            _link_objects(objects, source.folder, target.folder, progress)
-            return
-        from_store, to_store = open_store(source), open_store(target)
+    objects = list(_objects(manifest, source))
+    progress = ProgressCounter(sum(size for _, size in objects), options.progress)
+    if source.folder is not None and target.folder is not None:
+        _link_objects(objects, source.folder, target.folder, progress)
+        return
+    from_store, to_store = open_store(source), open_store(target)
 
-        def copy(key: str, size: int) -> None:
-            found = answer(from_store.read(key), source)
-            if found.state != "value":
-                raise _missing(source, key)
-            answer(to_store.write(key, found.value), target)
-            progress.add(size)
+    def copy(key: str, size: int) -> None:
+        found = answer(from_store.read(key), source)
+        if found.state != "value":
+            raise _missing(source, key)
+        answer(to_store.write(key, found.value), target)
+        progress.add(size)
 
-        # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
-        # "CopyRange not supported" for s3:// and memory://. So objects pass through here.
-        with Pool(threads=THREADS, budget=options.memory_bytes) as pool:
-            for key, size in objects:
-                pool.submit(partial(copy, key, size), size)
+    # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
+    # "CopyRange not supported" for s3:// and memory://. So objects pass through here.
+    with Pool(threads=THREADS, budget=options.memory_bytes) as pool:
+        for key, size in objects:
+            pool.submit(partial(copy, key, size), size)
 
 
 def _objects(manifest: Manifest, root: Location) -> Iterator[tuple[str, int]]:
@@ -134,6 +135,8 @@ def _link_objects(
         try:
             link_or_copy(source / key, new)
         except FileNotFoundError as error:
+            if (source / key).exists():
+                raise  # where it goes is gone
             raise _missing(Location("file", str(source)), key) from error
         progress.add(size)
     for folder in folders:

@@ -115,6 +115,73 @@ def test_calls_that_fail(odd: OddFiles, tmp_path: Path, lacks: str, call: str, c
         assert start > 1
 
 
+OTHERS = {
+    "write": "EDQUOT",
+    "fsync": "EIO",
+    "mkdir": "ENOSPC",
+    "rename": "EDQUOT",
+    "create": "ENOSPC",
+    "link": "EDQUOT",
+    "unlink": "EIO",
+}
+
+
+def by_default(*cases: str) -> list[object]:
+    """All cases of `OTHERS`, the named ones in the default tier too."""
+    thorough = pytest.mark.thorough
+    return [pytest.param(each, marks=() if each in cases else thorough) for each in OTHERS]
+
+
+@pytest.mark.parametrize(
+    "what", ["convert", *(pytest.param(w, marks=pytest.mark.thorough) for w in ("base", "copy"))]
+)
+@pytest.mark.parametrize("call", by_default("create"))
+def test_other_calls_that_fail(odd: OddFiles, tmp_path: Path, what: str, call: str) -> None:
+    """A save with a base, a copy, a conversion: old, or new; then the next one leaves nothing."""
+    number, start = getattr(errno, OTHERS[call]), 1
+    while True:
+        path, base = str(tmp_path / str(start) / "ckpt"), str(tmp_path / str(start) / "base")
+        for at, step in ((base, 2), (path, 1)):
+            assert odd.run(Attempt(at, step, MANY)).error == ""
+        named = "save" if what == "base" else what
+        made = Attempt(path, 2, MANY, base=base, call=named, fails=f"{call}:{number}:{start}")
+        done = odd.run(made)
+        assert done.error in ("", "StorageError"), done
+        assert done.there == (1 if done.error else 2), done
+        if done.error:
+            assert path in done.text, done
+            assert OTHERS[call] == "EIO" or "free space" in done.text, done
+        made.fails = ""
+        again = odd.run(made)
+        assert (again.error, again.there, again.left) == ("", 2, ["base", "ckpt"]), again
+        shutil.rmtree(tmp_path / str(start))
+        if not done.error:
+            return
+        start = max(start + 1, start * 3 // 2)
+
+
+@pytest.mark.parametrize("call", by_default("fsync"))
+def test_calls_of_a_manager_that_fail(odd: OddFiles, tmp_path: Path, call: str) -> None:
+    """A step is saved and the one before it deleted: one of them loads, whatever fails."""
+    number, start = getattr(errno, OTHERS[call]), 1
+    while True:
+        run = tmp_path / str(start)
+        old, new = str(run / "step-00000001"), str(run / "step-00000002")
+        assert odd.run(Attempt(old, 1, MANY, call="manager")).error == ""
+        done = odd.run(Attempt(new, 2, MANY, call="manager", fails=f"{call}:{number}:{start}"))
+        assert done.error in ("", "StorageError"), done
+        if done.there != 2:
+            assert done.error
+            assert "step-00000001" in done.left
+        third = odd.run(Attempt(str(run / "step-00000003"), 3, MANY, call="manager"))
+        assert (third.error, third.there) == ("", 3)
+        assert third.left == ["step-00000003"], (start, done, third)
+        shutil.rmtree(run)
+        if not done.error:
+            return
+        start = max(start + 1, start * 3 // 2)
+
+
 @pytest.mark.parametrize("leaves", [FEW, MANY], ids=["few", "many"])
 def test_what_fails_to_be_synced_is_not_there(
     odd: OddFiles, tmp_path: Path, leaves: tuple[str, ...]
@@ -165,3 +232,13 @@ def test_what_is_said_of_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_root_of_all_folders_has_no_name() -> None:
     """A save there said "PosixPath('/') has an empty name", and not that / is taken."""
     assert look_into(Path("/")).longest_name > 0
+
+
+def test_a_copy_over_a_checkpoint_where_folders_cannot_be_exchanged(
+    odd: OddFiles, tmp_path: Path
+) -> None:
+    path, base = str(tmp_path / "ckpt"), str(tmp_path / "base")
+    for at, step in ((base, 2), (path, 1)):
+        assert odd.run(Attempt(at, step, lacks="exchange")).error == ""
+    done = odd.run(Attempt(path, 2, base=base, call="copy", lacks="exchange"))
+    assert (done.error, done.text, done.there, done.left) == ("", "", 2, ["base", "ckpt"])

@@ -208,13 +208,26 @@ def hide_checkpoint(target: Location) -> Hidden:
         if not claimed:
             _claim(store, claim, before.stamp.generation, target)  # there is room now
         if target.folder is not None:
-            sync_folder(target.folder)
+            try:
+                sync_folder(target.folder)
+            except OSError:
+                _put_back(target.folder, seen.value)
+                claim.release(store, target)
+                raise
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
     last = [*marks, *sorted(groups, reverse=True)]
     others = [key for key in keys if posixpath.dirname(key) in groups and key.endswith(f"/{CLAIM}")]
     own = [key for key in keys if key not in {*last, *others, CLAIM}]
     return Hidden(target, own, last, claim, others)
+
+
+def _put_back(folder: Path, manifest: bytes) -> None:
+    """Show a checkpoint again that a power cut might show without its data: it can be deleted."""
+    aside = folder / f"{MANIFEST}.__lock"
+    with contextlib.suppress(OSError):
+        aside.write_bytes(manifest)
+        aside.rename(folder / MANIFEST)
 
 
 def _check_listed(keys: Iterable[bytes], target: Location) -> None:
