@@ -20,8 +20,9 @@ import os
 import posixpath
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -208,12 +209,7 @@ def hide_checkpoint(target: Location) -> Hidden:
         if not claimed:
             _claim(store, claim, before.stamp.generation, target)  # there is room now
         if target.folder is not None:
-            try:
-                sync_folder(target.folder)
-            except OSError:
-                _put_back(target.folder, seen.value)
-                claim.release(store, target)
-                raise
+            _make_lasting(target.folder, seen.value, partial(claim.release, store, target))
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
     last = [*marks, *sorted(groups, reverse=True)]
@@ -222,12 +218,17 @@ def hide_checkpoint(target: Location) -> Hidden:
     return Hidden(target, own, last, claim, others)
 
 
-def _put_back(folder: Path, manifest: bytes) -> None:
-    """Show a checkpoint again that a power cut might show without its data: it can be deleted."""
-    aside = folder / f"{MANIFEST}.__lock"
-    with contextlib.suppress(OSError):
-        aside.write_bytes(manifest)
-        aside.rename(folder / MANIFEST)
+def _make_lasting(folder: Path, manifest: bytes, release: Callable[[], object]) -> None:
+    """Have a manifest's deletion survive a power cut; if it may not, show the checkpoint again."""
+    try:
+        sync_folder(folder)
+    except OSError:
+        aside = folder / f"{MANIFEST}.__lock"
+        with contextlib.suppress(OSError):
+            aside.write_bytes(manifest)
+            aside.rename(folder / MANIFEST)
+        release()
+        raise
 
 
 def _check_listed(keys: Iterable[bytes], target: Location) -> None:
