@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from xckpt.api.parts import PartialLoad
-from xckpt.api.save import Path, check_planner, found, raise_on_others, raised_on_all_ranks
+from xckpt.api.save import Path, check_planner, group_of_call, raise_on_others, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.core.text.arguments import named
@@ -86,7 +86,7 @@ class LoadCall:
                 cast=self.cast,
                 deserialise=options.deserialise,
             )
-        ranks = found(find_ranks)
+        ranks = group_of_call(find_ranks)
         tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
         with with_progress(options, call, ranks.rank, self.path) as shown:
             # One for both: the planner opens the format that the coordinator has found.

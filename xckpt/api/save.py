@@ -117,7 +117,7 @@ def save(
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
         watch = Watch.of("save", path, options) if is_watched(options) else None
-    ranks = found(find)
+    ranks = group_of_call(find)
     with with_progress(options, "save", ranks.rank, path) as shown:
         # Not by `raised_on_all_ranks`, which would come back here on the way of each save.
         try:
@@ -215,7 +215,7 @@ def save_async(
                 call=call,
             )
 
-    return begin(str(path), state, stager, found(find, _refuse_in_background), run)
+    return begin(str(path), state, stager, group_of_call(find, _refuse_in_background), run)
 
 
 def _refuse(group: Group, error: Exception) -> None:
@@ -260,7 +260,7 @@ def raised_on_all_ranks(
         raise
 
 
-def found(find: GroupFinder, refuse: Callable[[Group, Exception], None] = _refuse) -> Group:
+def group_of_call(find: GroupFinder, refuse: Callable[[Group, Exception], None] = _refuse) -> Group:
     """The group of a call; if this rank's arguments name no group, all ranks raise that.
 
     Raises:

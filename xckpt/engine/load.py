@@ -33,7 +33,7 @@ from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
 from xckpt.core.plan.reads.items import need_items
-from xckpt.core.plan.save_checks import returned, returned_plans
+from xckpt.core.plan.save_checks import checked_plan, checked_plans
 from xckpt.core.storage import PatientReader, SharesHost, StorageReader
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.ranks.alive import HEED_SECONDS
@@ -177,7 +177,7 @@ class _Load:
         """All steps, on all ranks; then the planner's result."""
         given = self.reader
         if group.size > 1:
-            # A load by one process has no need of it.
+            # Imported here: a load by one process compares nothing, and starts sooner.
             from xckpt.engine.ranks.compare import CALL, arguments_of, compare_ranks
 
             host = getattr(getattr(given, "options", None), "host", None)
@@ -214,13 +214,13 @@ class _Load:
             metadata = self.reader.set_up_storage_reader(found.manifest, 1).described()
             del found  # the text of the manifest may be long
             planner.set_up_planner(self.state_dict, metadata, True)
-            plan = returned(planner, "create_local_plan", planner.create_local_plan(), LoadPlan)
+            plan = checked_plan(planner, "create_local_plan", planner.create_local_plan(), LoadPlan)
             if planner.in_place:
                 self._check_memory(plan, metadata)
             plan = self.reader.prepare_local_plan(plan)
-            plans = returned_plans(planner, planner.create_global_plan([plan]), LoadPlan, 1)
+            plans = checked_plans(planner, planner.create_global_plan([plan]), LoadPlan, 1)
             (plan,) = self.reader.prepare_global_plan(plans)
-            plan = returned(planner, "finish_plan", planner.finish_plan(plan), LoadPlan)
+            plan = checked_plan(planner, "finish_plan", planner.finish_plan(plan), LoadPlan)
             check_sources(plan, metadata)
             planner.check_plan(plan)
         with self.step("read"):
@@ -274,7 +274,7 @@ class _Load:
         self.metadata = self.reader.set_up_storage_reader(found.manifest, ranks).described()
         self.planner.set_up_planner(self.state_dict, self.metadata, is_coordinator)
         plan = self.planner.create_local_plan()
-        plan = returned(self.planner, "create_local_plan", plan, LoadPlan)
+        plan = checked_plan(self.planner, "create_local_plan", plan, LoadPlan)
         check_sources(plan, self.metadata)
         if self.planner.in_place:
             self._check_memory(plan, self.metadata)
@@ -290,7 +290,7 @@ class _Load:
         """What each rank has to read, as it is sent there."""
         with self.step("share"):
             made = self.planner.create_global_plan(plans)
-            shares = returned_plans(self.planner, made, LoadPlan, len(plans))
+            shares = checked_plans(self.planner, made, LoadPlan, len(plans))
             shares = self.reader.prepare_global_plan(shares)
         if len(shares) != len(plans):
             return shares  # it is refused
@@ -301,7 +301,7 @@ class _Load:
         try:
             with self.step("read"):
                 plan = self.planner.finish_plan(share)
-                plan = returned(self.planner, "finish_plan", plan, LoadPlan)
+                plan = checked_plan(self.planner, "finish_plan", plan, LoadPlan)
                 check_sources(plan, self.metadata)
                 self.planner.check_plan(plan)
                 if self.watch is not None:

@@ -24,7 +24,7 @@ from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.alone.known import KnownPlans
 from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.core.plan.save_checks import check_finished, check_shares, returned, returned_plans
+from xckpt.core.plan.save_checks import check_finished, check_shares, checked_plan, checked_plans
 from xckpt.core.storage import (
     CommitKnowingWriter,
     OwnOrdersWriter,
@@ -148,7 +148,7 @@ class _Save:
             raise
 
     def _compare(self, group: Group) -> None:
-        # A save by one process has no need of it.
+        # Imported here: a save by one process compares nothing, and starts sooner.
         from xckpt.engine.ranks.compare import CALL, arguments_of, compare_ranks
 
         options = getattr(self.writer, "options", None)
@@ -166,7 +166,7 @@ class _Save:
         if group.size == 1:
             (share,) = self.plan_globally([as_sent(self.plan_locally())])
             return as_sent(share), None
-        # A save by one process has no need of it.
+        # Imported here: a save by one process plans alone, and starts sooner.
         from xckpt.engine.ranks.plans import Planning, plan_together
 
         planning = Planning(
@@ -221,7 +221,7 @@ class _Save:
             self._set_up()
             self.writer.set_up_storage_writer(self.is_coordinator)
             plan = self.planner.create_local_plan()
-            plan = returned(self.planner, "create_local_plan", plan, SavePlan)
+            plan = checked_plan(self.planner, "create_local_plan", plan, SavePlan)
             return self.writer.prepare_local_plan(plan)
 
     def _set_up(self) -> SavePlanner:
@@ -230,7 +230,8 @@ class _Save:
             raise self.failure
         if not self.is_set_up:
             self.planner.use_adapters(loaded_adapters(self.rank, saves=True))
-            hand_to(self.planner, self.state, self.writer.storage_meta(), self.is_coordinator)
+            about = self.writer.storage_meta(), self.is_coordinator
+            call_set_up_planner(self.planner, self.state, *about)
             self.is_set_up = True
         return self.planner
 
@@ -243,7 +244,7 @@ class _Save:
         made: object = self.planner.create_global_plan(list(plans))
         match made:
             case (shares, Metadata() as metadata):
-                shares = returned_plans(self.planner, shares, SavePlan, len(plans))
+                shares = checked_plans(self.planner, shares, SavePlan, len(plans))
             case _:
                 name = type(self.planner).__name__
                 raise PlanError(f"{name}.create_global_plan must return (plans, metadata)")
@@ -255,7 +256,9 @@ class _Save:
     def write(self, share: SavePlan) -> object:
         """Write this rank's share; return the report."""
         with self.step("write"):
-            plan = returned(self.planner, "finish_plan", self.planner.finish_plan(share), SavePlan)
+            plan = checked_plan(
+                self.planner, "finish_plan", self.planner.finish_plan(share), SavePlan
+            )
             check_finished(share, plan)
             if self.watch is not None:
                 self.watch.bytes = bytes_written(plan)
@@ -265,7 +268,9 @@ class _Save:
             return written
 
 
-def hand_to(planner: SavePlanner, state: object, storage_meta: object, coordinates: bool) -> None:
+def call_set_up_planner(
+    planner: SavePlanner, state: object, storage_meta: object, coordinates: bool
+) -> None:
     """Call ``set_up_planner``; one that takes two arguments, as torch's did, gets no metadata."""
     hook: Callable[..., None] = planner.set_up_planner
     planner.storage_meta = storage_meta

@@ -186,12 +186,12 @@ class ZarrStorageWriter(PlainStorageWriter):
     def _write(self, plan: SavePlan, orders: WriteOrders, planner: SavePlanner) -> Written:
         items = SizedItems(plan.items)
         progress = ProgressCounter(int(items.sizes.sum()), self.options.progress)
-        kind = ChunkWrites
+        make_writes = ChunkWrites
         if orders.base is not None:
-            from xckpt.storage.base.sharing import sharing_writes as kind
+            from xckpt.storage.base.sharing import sharing_writes as make_writes
         with contextlib.ExitStack() as closing:
             memory = share_of(self.options.memory_bytes, self.host_ranks, len(items) * ITEM_BYTES)
-            writes = kind(orders, planner, progress, self.target, memory)
+            writes = make_writes(orders, planner, progress, self.target, memory)
             closing.callback(writes.close)
             with Pool(threads=self.options.threads, budget=writes.memory_bytes) as pool:
                 for _, item in items.chosen(np.flatnonzero(items.sizes == 0)):

@@ -117,10 +117,10 @@ def lay_out(shards: LeafShards, options: GridOptions, kept: Grid | None = None) 
         grid = choose_grid(shards.shape, shards.item_bytes, boxes, options)
         return Layout(boxes, grid, (), contested=False)
     groups = _by_holder_count(inverse, ranks, len(boxes))
-    if kept is None or not still_fits(kept, shards.shape, boxes):
-        shared = _shared_options(shards, boxes, groups, options)
-        kept = choose_grid(shards.shape, shards.item_bytes, boxes, shared)
     grid = kept
+    if grid is None or not still_fits(grid, shards.shape, boxes):
+        shared = _shared_options(shards, boxes, groups, options)
+        grid = choose_grid(shards.shape, shards.item_bytes, boxes, shared)
     parts = tuple(
         part
         for chosen, holders in groups
@@ -182,12 +182,12 @@ def _choose(part: Parts, loads: Int64s) -> Int64s:
     if _is_settled(part):
         np.add.at(loads, part.holders.ravel(), part.bytes.ravel())
         return part.holders
-    # The boxes are of one size and cut alike.
+    # The boxes are of one size and cut alike, so the first one's order of parts serves all.
     heaviest_first = np.argsort(-part.bytes[0], kind="stable")
     count = len(heaviest_first)
     chosen = np.empty(part.bytes.shape, np.int64)
     if part.disjoint:
-        # No choice influences another.
+        # Each box has holders of its own, so all choices are made at once.
         before = loads[part.holders]
         if count == 1:
             order = before.argmin(axis=1)[:, None]
@@ -196,7 +196,7 @@ def _choose(part: Parts, loads: Int64s) -> Int64s:
         chosen[:, heaviest_first] = np.take_along_axis(part.holders, order, axis=1)
         loads[chosen] += part.bytes
         return chosen
-    for row, holders in enumerate(part.holders):
+    for row, holders in enumerate(part.holders):  # one by one, as each adds to the others' loads
         order = np.argsort(loads[holders], kind="stable")[:count]
         chosen[row, heaviest_first] = holders[order]
         loads[chosen[row]] += part.bytes[row]
@@ -247,14 +247,14 @@ def _shared_options(
 def _cut(boxes: Boxes, grid: Grid, chosen: Int64s, holders: Int64s, item_bytes: int) -> list[Parts]:
     """Cut each chosen box along unit boundaries into at most as many parts as it has holders."""
     units = grid.units[chosen] if len(grid.arrays) == len(boxes) > 1 else grid.units[:1]
-    shapes = np.concatenate(
+    shapes = np.concatenate(  # (boxes, 2 * rank): sizes of the box, sizes of a unit
         [boxes.sizes[chosen], np.broadcast_to(units, (len(chosen), boxes.rank))], axis=1
     )
-    kinds, inverse = _kinds(shapes)
+    distinct, inverse = _distinct_rows(shapes)
     cut: list[Parts] = []
-    for number, kind in enumerate(kinds):
+    for number, row in enumerate(distinct):
         members = np.flatnonzero(inverse == number)
-        low, high = _bounds(kind[: boxes.rank], kind[boxes.rank :], holders.shape[1])
+        low, high = _bounds(row[: boxes.rank], row[boxes.rank :], holders.shape[1])
         offsets = boxes.offsets[chosen[members]][:, None, :] + low[None]
         sizes = np.broadcast_to((high - low)[None], offsets.shape)
         part_bytes = np.prod(sizes, axis=2, dtype=np.int64) * item_bytes
@@ -264,12 +264,12 @@ def _cut(boxes: Boxes, grid: Grid, chosen: Int64s, holders: Int64s, item_bytes: 
     return cut
 
 
-def _kinds(rows: Int64s) -> tuple[Int64s, Int64s]:
+def _distinct_rows(rows: Int64s) -> tuple[Int64s, Int64s]:
     """The distinct rows, and for each row which it is; quick where all are alike, as most are."""
     if (rows == rows[0]).all():
         return rows[:1], np.zeros(len(rows), np.int64)
-    kinds, inverse = np.unique(rows, axis=0, return_inverse=True)
-    return kinds, inverse.reshape(-1)
+    distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
+    return distinct, inverse.reshape(-1)
 
 
 def _bounds(sizes: Int64s, unit: Int64s, most: int) -> tuple[Int64s, Int64s]:

@@ -168,8 +168,9 @@ class Kinds:
     first: NDArray[np.int64]
     """The first leaf of each kind, (kinds,)."""
     on_ranks: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
-    """For each rank: the kinds into which its own kinds are split, those of its first kind first,
-    and how many there are of each."""
+    """For each rank: the kinds that its leaves are of, in the order of its own kinds, and into how
+    many of them each own kind is split. A rank that sees one kind where all ranks together have the
+    kinds 0 and 2 has ``([0, 2], [2])``."""
 
 
 def _kinds_on_all(
@@ -199,7 +200,12 @@ def _kinds_on_all(
 
 
 def _split(own: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What each kind of a rank is split into, from the rank's own kind of each (-1: none)."""
+    """`Kinds.on_ranks` of one rank, from its own kind of the leaves of each kind (-1: none).
+
+    Example:
+        >>> _split(np.array([0, -1, 1, 0]))
+        (array([0, 3, 2]), array([2, 1]))
+    """
     order = np.argsort(own, kind="stable")[np.count_nonzero(own < 0) :]
     return order, np.bincount(own[order])
 

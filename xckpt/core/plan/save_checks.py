@@ -3,7 +3,7 @@
 The default planner's plans are right by construction, but every hook of it can be overridden, and a
 checkpoint whose parts contradict each other must not be committed. So after a planner's hooks:
 
-1. `returned` and `returned_plans`, of loads too: a hook gave back plans, and not None, say; so
+1. `checked_plan` and `checked_plans`, of loads too: a hook gave back plans, and not None, say; so
    does `resolved` with tensors.
 2. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
 3. `check_finished`, on every rank: `finish_plan` did not change what the leaves of the share are.
@@ -33,14 +33,14 @@ Leaf = tuple[str, str, tuple[int, ...]]
 Plan = TypeVar("Plan", SavePlan, LoadPlan)
 
 
-def returned(planner: object, hook: str, plan: Plan, kind: type[Plan]) -> Plan:
+def checked_plan(planner: object, hook: str, plan: Plan, kind: type[Plan]) -> Plan:
     """The plan that a planner's hook has returned.
 
     Raises:
         PlanError: it is not a plan, or its items are not a list.
 
     Example:
-        >>> returned("a planner", "finish_plan", None, SavePlan)
+        >>> checked_plan("a planner", "finish_plan", None, SavePlan)
         Traceback (most recent call last):
         ...
         xckpt.errors.PlanError: str.finish_plan returned None: it must return a SavePlan, such as \
@@ -59,7 +59,7 @@ super().finish_plan(...) does
     )
 
 
-def returned_plans(
+def checked_plans(
     planner: object, plans: Sequence[Plan], kind: type[Plan], ranks: int
 ) -> list[Plan]:
     """The plans, one a rank, that ``create_global_plan`` has returned.
@@ -74,7 +74,7 @@ def returned_plans(
             f"{type(planner).__name__}.{hook} returned {count}: it must return {ranks:,}, a "
             f"{kind.__name__} for each rank, also for one that has nothing to do"
         )
-    return [returned(planner, hook, plan, kind) for plan in plans]
+    return [checked_plan(planner, hook, plan, kind) for plan in plans]
 
 
 def resolved(planner: SavePlanner, item: WriteItem) -> NDArray[np.generic]:

@@ -234,7 +234,7 @@ def write_file(
 def sync(descriptor: int) -> None:
     """Make a file's content durable."""
     if WORK.get().is_heard:
-        from xckpt.storage.commit.batch import flush  # a save by one process has no need of it
+        from xckpt.storage.commit.batch import flush  # for saves that other ranks wait for
 
         flush(descriptor)
     os.fsync(descriptor)

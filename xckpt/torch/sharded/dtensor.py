@@ -72,7 +72,7 @@ class _Layout:
         return [local[view] for view in self.views]
 
     def spread(self, tensor: DTensor) -> Spread | None:
-        """Where the boxes of all ranks are; a save by one process has no need of it."""
+        """Where the boxes of all ranks are, for ranks that plan alone."""
         if not self.known:
             from xckpt.torch.sharded.spread import of_dtensor
 

@@ -89,7 +89,7 @@ def _local_shards(tensor: ShardedTensor, name: str) -> LocalShards:
 
 
 def _spread(tensor: ShardedTensor) -> Spread | None:
-    """Where the shards of all ranks are; a save by one process has no need of it."""
+    """Where the shards of all ranks are, for ranks that plan alone."""
     from xckpt.torch.sharded.spread import of_sharded_tensor
 
     return of_sharded_tensor(tensor)
