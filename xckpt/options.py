@@ -25,7 +25,7 @@ MEBIBYTE = 1 << 20
 
 def processors() -> int:
     """Number of processors that this process may use."""
-    # macOS and Windows cannot restrict a process to some of them.
+    # macOS cannot restrict a process to some of them.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

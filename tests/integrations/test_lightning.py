@@ -169,6 +169,25 @@ def test_a_link_to_what_was_never_committed_is_resumed_from(
     assert all(map(torch.equal, whole, resumed))
 
 
+@pytest.mark.parametrize("last", [True, "link"])
+def test_a_run_whose_first_save_was_never_committed_begins_anew(
+    last: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole = trained(tmp_path / "whole", EPOCHS)
+    keep = {"save_top_k": 1, "monitor": None, "save_last": last}
+
+    def fail(*_: object) -> None:
+        raise xckpt.StorageError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ZarrStorageWriter, "write_data", fail)
+        with pytest.raises(xckpt.StorageError, match="killed"):
+            trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(background=True), keep=keep)
+    io = XckptCheckpointIO(background=True)
+    _, resumed = trained(tmp_path / "run", EPOCHS, io, "last", keep=keep)
+    assert all(map(torch.equal, whole, resumed))
+
+
 def test_a_damaged_best_is_refused(tmp_path: Path) -> None:
     trainer, _ = trained(tmp_path, EPOCHS, XckptCheckpointIO(), keep={"save_top_k": 1})
     best = trainer.checkpoint_callback.best_model_path

@@ -100,7 +100,12 @@ class ZarrArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class GridOptions:
-    """How large chunks shall be."""
+    """How large chunks shall be.
+
+    Example:
+        >>> GridOptions(chunk_bytes=1 << 20, shard_bytes=64 << 20).chunk_bytes
+        1048576
+    """
 
     chunk_bytes: int = 8 << 20
     """Target for a chunk, in bytes: what a reader reads and verifies at once."""

@@ -19,7 +19,13 @@ from xckpt.errors import RankFailure
 
 @runtime_checkable
 class Group(Protocol):
-    """Some processes, numbered from 0. Each method is collective: all ranks call it."""
+    """Some processes, numbered from 0. Each method is collective: all ranks call it.
+
+    Example:
+        >>> alone = LocalGroup()  # of one process, the smallest
+        >>> isinstance(alone, Group), alone.rank, alone.size, alone.gather(b"mine")
+        (True, 0, 1, [b'mine'])
+    """
 
     @property
     def rank(self) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import secrets
 import socket
 import struct
@@ -89,10 +90,6 @@ def allow_open_files(more: int) -> None:
     Raises:
         OSError: the system does not allow it; the message says how it would.
     """
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     needed = more

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import cast
 
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import exists
-from xckpt.api.save import Path
+from xckpt.api.save import Path as AnyPath
 from xckpt.core.storage import url_parts
 from xckpt.errors import XckptError
 from xckpt.integrations.absent import absent
@@ -26,7 +27,7 @@ except ImportError as error:
     get_filesystem = absent("lightning", error)
 
 
-def resumable(path: Path) -> Iterator[str]:
+def resumable(path: AnyPath) -> Iterator[str]:
     """A checkpoint; and where it is the last one, those beside it, the newest first."""
     yield os.fspath(path)
     folder, name = os.path.split(os.fspath(path))
@@ -44,7 +45,7 @@ def _step(path: str) -> tuple[int, str]:
         return -1, path
 
 
-def make_way(path: Path, *, alone: bool, background: bool) -> None:
+def make_way(path: AnyPath, *, alone: bool, background: bool) -> None:
     """Before a save: if this process is killed until the commit, Lightning has a last checkpoint.
 
     Args:
@@ -59,5 +60,7 @@ def make_way(path: Path, *, alone: bool, background: bool) -> None:
         os.replace(path, f"{name}-torch{suffix}")
     if background and url_parts(os.fspath(path)) is None and not os.path.lexists(path):
         # `ModelCheckpoint` links last.ckpt to it before it is committed: behind a link to nothing
-        # Lightning would find no last checkpoint.
-        os.makedirs(path, exist_ok=True)
+        # Lightning finds no last checkpoint. So it should, if there is none to fall back to.
+        folder = Path(path).parent
+        is_first = not any(map(exists, folder.glob("*.ckpt")))
+        os.makedirs(folder if is_first else path, exist_ok=True)
