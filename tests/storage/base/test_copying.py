@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from tests.support.ranks import Ranks
 from tests.support.servers import bucket, environment, faulty_gcs, faulty_s3, gcs, new_place, s3
 from xckpt import SaveOptions
 from xckpt.policies import EverySteps, Latest
+from xckpt.storage.base import sharing
 from xckpt.storage.buckets import server_side
+from xckpt.storage.chunks import units
 
 __all__ = ["bucket", "environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
@@ -432,3 +435,20 @@ def test_an_aborted_save_leaves_no_copy(bucket: CountedBucket) -> None:
     with pytest.raises(xckpt.StorageError):
         xckpt.save("s3://bucket/b", state, base="s3://bucket/a", options=SMALL)
     assert set(bucket.objects) == before and any(request.copy for request in bucket.taken())
+
+
+def test_a_digest_is_taken_once(bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what has changed as of what has not: the memory is read in one pass."""
+    state = {"frozen": np.arange(20_000.0), "own": np.zeros(20_000)}
+    xckpt.save("s3://bucket/a", state)
+    hashed: list[int] = []
+
+    def noted(digest: Any, data: Any) -> bytes:
+        hashed.append(data.nbytes)
+        return digest(data)
+
+    for module, name in ((sharing, "_digest"), (units, "digest_array")):
+        monkeypatch.setattr(module, name, partial(noted, getattr(module, name)))
+    xckpt.save("s3://bucket/b", {**state, "own": np.ones(20_000)}, base="s3://bucket/a")
+    assert hashed == [160_000] * 2
+    assert xckpt.open("s3://bucket/b").verify() == []

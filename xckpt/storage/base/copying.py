@@ -29,7 +29,7 @@ from xckpt.storage.base.sharing import SharingWrites, joined, unit_digests
 from xckpt.storage.budget import ProgressCounter, Reservation
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.unit_files import documents_with
-from xckpt.storage.chunks.units import Unit, digests
+from xckpt.storage.chunks.units import Taken, Unit, digests
 from xckpt.storage.chunks.write_chunks import UnderWay, item_units
 from xckpt.storage.location import REQUESTS, Location, answer, storage_errors
 
@@ -77,11 +77,12 @@ class CopyingWrites(SharingWrites):
     def _contents(self) -> BaseObjects | None:
         return self._base
 
-    def _begin(self, unit: Unit, reservation: Reservation | None) -> UnderWay:
+    def _begin(self, unit: Unit, reservation: Reservation | None, taken: Taken = ()) -> UnderWay:
         """Have a unit's object copied, or begin to write it."""
-        taken = self._taken_if_equal(unit)
-        if not taken:
-            return super()._begin(unit, reservation)
+        known = b"" if self._refused else self._known(unit)
+        taken = unit_digests(unit) if known else taken
+        if not known or joined(taken) != known or not self._may_be_copied(unit, known):
+            return super()._begin(unit, reservation, taken)
         assert self._base is not None and unit.item is not None
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
             documents = [self._root.write(*each) for each in documents_with(unit, self.codecs)]
@@ -96,18 +97,12 @@ class CopyingWrites(SharingWrites):
         self._settle(self._most)
         return begun
 
-    def _taken_if_equal(self, unit: Unit) -> list[tuple[int, bytes]]:
-        """(number, digest) of each chunk of a unit that can be copied; else nothing."""
-        known = b"" if self._refused else self._known(unit)
-        if not known:
-            return []
-        taken = unit_digests(unit)
-        if joined(taken) != known:
-            return []
-        if self._verify and not self._is_sound(unit, known):
-            self._refuse(f"{unit.array.leaf}: the base's chunk {unit.box} is damaged")
-            return []
-        return taken
+    def _may_be_copied(self, unit: Unit, digest: bytes) -> bool:
+        """Whether the base's object of an equal chunk is sound, if that is to be known."""
+        if not self._verify or self._is_sound(unit, digest):
+            return True
+        self._refuse(f"{unit.array.leaf}: the base's chunk {unit.box} is damaged")
+        return False
 
     def _is_sound(self, unit: Unit, digest: bytes) -> bool:
         """Whether the object that is copied holds the elements that it should."""

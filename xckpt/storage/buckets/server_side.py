@@ -155,7 +155,7 @@ def _s3(where: Location) -> S3Store:
         endpoint = f"https://{f'{where.bucket}.' if by_host else ''}s3.{region}.{suffix}"
     return S3Store(
         where.bucket,
-        endpoint=str(endpoint),
+        endpoint=str(endpoint).rstrip("/"),
         region=region,
         virtual_hosted_style_request=by_host,
         client_options=_client(where),

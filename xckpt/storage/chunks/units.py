@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -45,6 +45,9 @@ from xckpt.storage.chunks.plain_files import are_plain, is_leading, is_plain
 
 TOGETHER = 64
 """Reports whose digests are placed at once."""
+
+Taken: TypeAlias = Sequence[tuple[int, bytes]]
+"""Number and digest of each chunk of a unit; empty if they are not taken yet."""
 
 
 @dataclass(slots=True)

@@ -46,6 +46,7 @@ from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenValue
 from xckpt.storage.chunks.unit_files import documents_with, write_documents, write_unit
 from xckpt.storage.chunks.units import (
     ArraysByLeaf,
+    Taken,
     Unit,
     as_planned,
     digests,
@@ -140,13 +141,12 @@ class ChunkWrites:
         self.codecs, self.planner = orders.codecs, planner
         self.progress, self.where = progress, where
         # The memory driver keeps written memory without a copy: it must not be the caller's.
-        self._may_keep = where.driver != "memory"
+        self._may_keep, self._is_local = where.driver != "memory", where.driver == "file"
         self._location = orders.location
         self._root = open_store(replace(orders.location, access=where.access))
         self._arrays = ArraysByLeaf(orders.arrays)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._pack_bytes, self._report = orders.pack_bytes, _RankReport(orders.draft)
-        self._is_local = where.driver == "file"
         self._in_threads = self._is_local and not self.codecs
         self._unsent: list[tuple[Unit, Reservation]] = []  # for a thread, with the next ones
         self._begun: deque[UnderWay] = deque()  # those that the caller waits for
@@ -290,7 +290,7 @@ class ChunkWrites:
         """Write the elements of a unit to its file; number and digest of each chunk in it."""
         return zip(unit.numbers, write_unit(unit, self._location), strict=True)
 
-    def _begin(self, unit: Unit, reservation: Reservation | None) -> UnderWay:
+    def _begin(self, unit: Unit, reservation: Reservation | None, taken: Taken = ()) -> UnderWay:
         """Begin a unit's write, from the caller's memory if that is in C order, and digest it."""
         data = plain_bools(np.asarray(unit.data, order="C"))
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
@@ -298,7 +298,7 @@ class ChunkWrites:
             written = self._write(unit, data), *documents
         under_way = UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         self._under_way.add(under_way)
-        self._report.note(unit.array, digests(unit, data))
+        self._report.note(unit.array, taken or digests(unit, data))
         return under_way
 
     def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
