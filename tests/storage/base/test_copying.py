@@ -452,3 +452,17 @@ def test_a_digest_is_taken_once(bucket: CountedBucket, monkeypatch: pytest.Monke
     xckpt.save("s3://bucket/b", {**state, "own": np.ones(20_000)}, base="s3://bucket/a")
     assert hashed == [160_000] * 2
     assert xckpt.open("s3://bucket/b").verify() == []
+
+
+@pytest.mark.parametrize("concurrency", [2, 128])
+def test_copies_are_made_at_a_time_as_requests_are(bucket: CountedBucket, concurrency: int) -> None:
+    state = {"w": np.arange(1 << 16, dtype=np.float64)}
+    xckpt.save("s3://bucket/a", state, options=SMALL)
+    bucket.taken()
+    bucket.delay = 0.05
+    options = replace(SMALL, concurrency=concurrency)
+    xckpt.save("s3://bucket/b", state, base="s3://bucket/a", options=options)
+    copies = [request for request in bucket.taken() if request.copy]
+    assert len(copies) == 32
+    together = max(sum(one.began <= each.began < one.ended for one in copies) for each in copies)
+    assert 2 <= together <= concurrency and (concurrency == 2 or together > 8)
