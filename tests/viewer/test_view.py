@@ -37,6 +37,13 @@ def test_arguments_that_make_no_sense_are_named(root: Path, wrong: dict[str, Any
         xckpt.view(root, **wrong)
 
 
+def test_a_leaf_of_a_run_is_a_question_about_one_step(root: Path, tmp_path: Path) -> None:
+    picture = ["--leaf", "w", "--output", str(tmp_path / "w.svg")]
+    result = CliRunner().invoke(commands, ["view", str(root), *picture])
+    assert result.exit_code == 2 and "give the path of one" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run(root: Path) -> None:
     page = xckpt.view(root).page
     assert page.checkpoint is None

@@ -13,6 +13,7 @@ import click
 
 from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
 from xckpt.cli.shell.complete import files
+from xckpt.errors import XckptError
 
 if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
@@ -102,6 +103,8 @@ def _write(view: CheckpointView, output: str, leaf: str | None) -> None:
     """Write the page, or the picture of a leaf."""
     try:
         view.save(output, leaf)
+    except XckptError:
+        raise  # some are OSErrors or ValueErrors too, about the checkpoint and not the output
     except OSError as error:
         raise click.UsageError(f"{output} cannot be written: {error.strerror}") from error
     except ValueError as error:
