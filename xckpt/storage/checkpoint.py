@@ -135,6 +135,7 @@ class Checkpoint(StoredTree):
             LeafTooLargeError: the manifest claims so many chunks that their digests take more than
                 `MOST_DIGESTS` times ``memory_bytes``: a manifest of a few bytes can claim billions.
                 However little memory there is, `FEWEST_CHUNKS` are allowed.
+            CheckpointReplacedError: another checkpoint is there by now, or none.
             StorageError: the storage gave no answer in time, which says nothing about the
                 checkpoint.
         """
@@ -159,6 +160,8 @@ class Checkpoint(StoredTree):
             problems.insert(0, Problem(kind=kind, text=text))
         else:
             problems += self._problems_of_chunks(progress)
+        if problems:
+            integrity.refuse_replaced()
         return problems
 
     def _problems_of_chunks(self, progress: Callable[[Progress], None] | None) -> list[Problem]:

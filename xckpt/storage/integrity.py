@@ -29,6 +29,7 @@ from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
     StorageError,
+    XckptError,
 )
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.digests import Digests
@@ -50,6 +51,14 @@ class RequestedDocument:
     """What the manifest implies."""
     answer: ts.Future[ts.KvStore.ReadResult] | None
     """None for a local file, which is read when it is compared."""
+
+
+def _present(home: Location, length: int) -> bytes | None:
+    """The manifest that is stored now; None if there is none. Of a local file no more than one byte
+    beyond the length it had, for anything may have taken its place.
+    """
+    with storage_errors(home):
+        return stored_content(home, MANIFEST, length)
 
 
 @dataclass(slots=True)
@@ -80,20 +89,24 @@ class Integrity:
         try:
             yield
         except (CorruptCheckpointError, StorageError) as error:
-            with contextlib.suppress(ManifestError):
-                if self._is_another(self._present()):
-                    raise CheckpointReplacedError(
-                        f"{self.home} was replaced or removed while it was read; "
-                        f"open it again to read what is there now"
-                    ) from error
+            self.refuse_replaced(error)
             raise
 
-    def _present(self) -> bytes | None:
-        """The manifest that is stored now; None if there is none. Of a local file no more than one
-        byte beyond the length it had, for anything may have taken its place.
+    def refuse_replaced(self, cause: XckptError | None = None) -> None:
+        """Do nothing if the checkpoint is still there, or if that cannot be found out.
+
+        Raises:
+            CheckpointReplacedError: another checkpoint is there now, or none.
         """
-        with storage_errors(self.home):
-            return stored_content(self.home, MANIFEST, self.stored[0])
+        try:
+            replaced = self._is_another(_present(self.home, self.stored[0]))
+        except (ManifestError, StorageError):
+            return
+        if replaced:
+            raise CheckpointReplacedError(
+                f"{self.home} was replaced or removed while it was read; "
+                f"open it again to read what is there now"
+            ) from cause
 
     def _is_another(self, present: bytes | None) -> bool:
         """Whether the manifest that is stored now is another one than this checkpoint's."""
