@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,15 @@ import torch
 import xckpt
 from tests.support.ranks import Ranks
 from xckpt.engine.run import decision
-from xckpt.policies import Best, EveryMinutes, EverySteps, Latest, Moment, OnPreemption
+from xckpt.policies import (
+    Best,
+    EveryMinutes,
+    EverySteps,
+    Latest,
+    Moment,
+    OnPreemption,
+    StepRecord,
+)
 from xckpt.storage import run_steps
 from xckpt.torch.group import TorchGroup
 
@@ -199,6 +207,35 @@ def test_ranks_at_different_steps_and_a_policy_that_raises(ranks: Ranks, tmp_pat
     for apart, mistaken, saved in ranks.run(on_rank_mistaken, str(tmp_path)):
         assert "(rank 0: 0, rank 1: 1, rank 2: 2)" in apart
         assert "on the coordinator" in mistaken and saved
+
+
+def on_rank_keep(rank: int, root: str) -> list[Any]:
+    """The keep policy of the coordinator raises once step 1 is saved."""
+
+    def keep(records: Sequence[StepRecord]) -> list[int]:
+        if rank == 0 and records[-1].number == 1:
+            raise ZeroDivisionError("on the coordinator")
+        return []
+
+    said: list[Any] = []
+    with xckpt.CheckpointManager(root, save=[EverySteps(1)], keep=[keep]) as run:
+        for step in range(2):
+            run.save(step, state_of(step))
+            run.wait()
+            said.append(numbers(run.steps()))
+        said.append(raised(lambda: run.save(2, state_of(2)))[1])
+        said.append(run.save(3, state_of(3)))
+        run.wait()
+        said.append(numbers(run.steps()))
+    return said
+
+
+def test_a_keep_policy_that_raises_does_so_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    """Not where each rank waits: there the coordinator alone knows of it."""
+    answers = ranks.run(on_rank_keep, str(tmp_path))
+    assert answers == [answers[0]] * 3
+    assert answers[0][:2] == [[0], [0, 1]] and answers[0][3:] == [True, [3]]
+    assert "on the coordinator" in answers[0][2]
 
 
 def raised(call: Any) -> tuple[str, str, tuple[int, ...]]:

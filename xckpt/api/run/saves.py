@@ -219,18 +219,18 @@ class RunSaves:
             except Exception as fault:  # a policy's, on the coordinator alone
                 self._fault = fault
 
-    def wait(self) -> None:
+    def wait(self, *, last: bool = False) -> None:
         """Wait for the save in the background and for what is being deleted.
 
         Raises:
-            XckptError: the save has failed.
-            Exception: what a keep policy raised.
+            Exception: the save has failed; or a keep policy, which ranks raise at the next decision.
         """
         try:
             self.settle()
         finally:
             self.folder.wait()
-        self._raise_fault()
+        if last or self.folder.group.size == 1:
+            self._raise_fault()
 
     def enter(self) -> None:
         """The training loop begins; the signal that ended an earlier one was answered."""
@@ -245,7 +245,7 @@ class RunSaves:
             XckptError: the last save has failed, and there is no other error.
         """
         try:
-            self.wait()
+            self.wait(last=True)
         except Exception as failure:
             if error is None:
                 raise
