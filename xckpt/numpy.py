@@ -82,6 +82,7 @@ class NumpyAdapter(Adapter[Leaf]):
     """
 
     leaves = (np.ndarray, np.generic)
+    by_class = True
 
     def describe(self, leaf: Leaf, name: str) -> HostSource:
         """An array or a scalar as a source.

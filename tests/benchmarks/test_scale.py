@@ -114,3 +114,17 @@ def test_readers_that_cut_otherwise_read_little_in_vain():
 def test_a_rank_describes_its_dtensors():
     described = dtensors.describe(16, 12, rounds=1)
     assert described.first > 0 and described.again > 0 and not dist.is_initialized()
+
+
+def test_an_equal_plan_makes_no_orders(monkeypatch):
+    """What each rank writes is kept, so the coordinator asks only where to."""
+    asked: list[list[int]] = []
+    prepare = write_checkpoint.ZarrStorageWriter.prepare_global_plan
+
+    def prepared(self, plans, metadata):
+        asked.append([len(plan.items) for plan in plans])
+        return prepare(self, plans, metadata)
+
+    monkeypatch.setattr(write_checkpoint.ZarrStorageWriter, "prepare_global_plan", prepared)
+    simulate(PLACEMENTS["ragged"](4, 6), saves=2)
+    assert asked == [[6] * 4, [0]]

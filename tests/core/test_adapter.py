@@ -123,3 +123,41 @@ def test_what_no_adapter_owns_may_be_refused_with_a_reason():
         with pytest.raises(UnsupportedLeafError, match="m: a machine"):
             ask()
     assert ADAPTERS.describe(Machine(), "m") is None
+
+
+class Thing:
+    """A leaf of `Counting`."""
+
+
+class Counting(Adapter[Thing]):
+    leaves = (Thing,)
+    by_class = True
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def owns(self, leaf: object) -> bool:
+        self.asked += 1
+        return isinstance(leaf, self.leaves)
+
+
+class Choosing(Adapter[Thing]):
+    """Owns some instances of a class."""
+
+    def owns(self, leaf: object) -> bool:
+        return hasattr(leaf, "chosen")
+
+
+def test_the_owner_of_a_class_is_asked_about_one_instance():
+    counting = Counting()
+    adapters = Adapters((counting,))
+    assert all(adapters.owner(Thing()) is counting for _ in range(9))
+    assert counting.asked == 1
+
+
+def test_an_adapter_of_some_instances_is_asked_about_each():
+    chosen, counting, choosing = Thing(), Counting(), Choosing()
+    vars(chosen)["chosen"] = True
+    adapters = Adapters((choosing, counting))
+    for _ in range(2):
+        assert adapters.owner(Thing()) is counting and adapters.owner(chosen) is choosing

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -51,6 +51,7 @@ class Adapter(Generic[Leaf]):
 
     leaves: tuple[type[Leaf], ...] = ()
     """The classes whose instances are this framework's leaves."""
+    by_class = False  # whether `owns` says the same of all instances of a class
 
     def owns(self, leaf: object) -> bool:
         """Whether an object is this framework's: a leaf, or what a planner makes of one."""
@@ -186,10 +187,6 @@ class _Sources(Adapter[HostSource | LazySource]):
 _SOURCES: Final = _Sources()
 
 
-def _none_more() -> tuple[Adapter[Any], ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Adapters:
     """The adapters that a save or a load may need.
@@ -205,13 +202,19 @@ class Adapters:
 
     known: tuple[Adapter[Any], ...] = ()
     """In the order in which they are asked."""
-    look_again: Callable[[], tuple[Adapter[Any], ...]] = _none_more
+    look_again: Callable[[], tuple[Adapter[Any], ...]] = tuple
     """All adapters that are loaded by now; asked about what no known adapter owns."""
+    _owners: dict[type, Adapter[Any]] = field(default_factory=dict, repr=False, compare=False)
+    """Who owns all instances of a class."""
 
     def owner(self, leaf: object) -> Adapter[Any] | None:
         """The adapter whose leaf an object is."""
-        for adapter in self.known:
+        if type(leaf) in self._owners:  # as of most leaves
+            return self._owners[type(leaf)]
+        for number, adapter in enumerate(self.known):
             if adapter.owns(leaf):
+                if all(each.by_class for each in self.known[: number + 1]):
+                    self._owners[type(leaf)] = adapter
                 return adapter
         return next((each for each in self._all() if each.owns(leaf)), None)
 

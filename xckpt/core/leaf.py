@@ -192,8 +192,9 @@ class Extent(NamedTuple):
 
     def range(self) -> tuple[int, int]:
         """The lowest address, and the one behind the highest."""
-        low, high = self.start, self.start + self.item
-        for size, step in zip(self.shape, self.strides, strict=True):
+        low, shape, strides, item = self  # quicker than by their names: there are many
+        high = low + item
+        for size, step in zip(shape, strides):  # noqa: B905  # slower with strict
             if step < 0:
                 low += (size - 1) * step
             else:

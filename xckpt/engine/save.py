@@ -212,7 +212,9 @@ class _Save:
         """On the coordinator: where to write the shares of an earlier save's plan."""
         with self.step("plan"):
             metadata = replace(metadata, user_metadata=self.user_metadata)
-            (again,), self.metadata = self.writer.prepare_global_plan([share], metadata)
+            # What each rank writes is kept; no orders are needed for it.
+            nothing = [replace(share, items=())]
+            (again,), self.metadata = self.writer.prepare_global_plan(nothing, metadata)
             return place(again)
 
     def plan_locally(self) -> SavePlan:

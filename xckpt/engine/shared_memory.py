@@ -130,12 +130,15 @@ def _overlapping(
     leaves: list[str] = []
     indices, low, high = list[int](), list[int](), list[int]()
     for name, target in targets.items():
-        for index in range(0 if target is None else len(target.boxes)):
-            extent = _extent(target, index)
+        where: Callable[[int], Extent | None] | None = getattr(target, "extent", None)
+        if target is None or where is None:
+            continue
+        for index in range(len(target.boxes)):
+            extent = where(index)
             if extent is None:  # such as of JAX's targets, which are new arrays
                 break
             lowest, behind = extent.range()
-            if 0 not in extent.shape:
+            if 0 not in extent[1]:
                 leaves.append(name)
                 indices.append(index)
                 low.append(lowest)

@@ -111,6 +111,7 @@ class JaxAdapter(Adapter[Leaf]):
     """
 
     leaves = (jax.Array, jax.ShapeDtypeStruct)
+    by_class = True
 
     def owns(self, leaf: object) -> bool:
         """Whether an object is an array, describes one, or says where one goes."""

@@ -101,6 +101,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
     """
 
     leaves = (torch.Tensor,)
+    by_class = True
 
     def describe(self, leaf: torch.Tensor, name: str) -> TensorLeaf:
         """A tensor (parameters and buffers too) or sharded tensor as a source.

@@ -116,8 +116,14 @@ class Pieces(
         return int(np.count_nonzero(self.are_packed(most)))
 
     def packed_chunks(self, most: int) -> int:
-        """How many chunks these have."""
-        return int(np.diff(self.firsts)[self.are_packed(most)].sum())
+        """How many chunks these have; found once for all leaves that are cut alike."""
+        if most not in self._packed_chunks:
+            self._packed_chunks[most] = int(np.diff(self.firsts)[self.are_packed(most)].sum())
+        return self._packed_chunks[most]
+
+    @cached_property
+    def _packed_chunks(self) -> dict[int, int]:
+        return {}
 
     def objects(self, most: int) -> int:
         """How many objects the chunks of the others are."""

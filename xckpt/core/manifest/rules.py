@@ -314,8 +314,8 @@ def _counts(manifest: Manifest) -> tuple[int, int]:
 
 def count_pieces(manifest: Manifest) -> int:
     """How many pieces the leaves of a checkpoint have together."""
-    cuts = [leaf.pieces for leaf in manifest.leaves if isinstance(leaf, TensorEntry)]
-    return sum(map(len, filter(None, cuts)))
+    tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
+    return sum(len(leaf.pieces) for leaf in tensors if leaf.pieces is not None)
 
 
 def count_leaf_chunks(leaf: Entry) -> int:
