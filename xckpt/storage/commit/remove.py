@@ -180,6 +180,17 @@ def hide_checkpoint(target: Location) -> Hidden:
         NotACheckpointError: no committed checkpoint is there.
         StorageError: the storage refused, or another call replaces or removes it just now.
     """
+    try:
+        return _hidden(target)
+    except StorageError:
+        if target.folder is not None:
+            # Another deletion may have removed the folder; a lock of this one has made it again.
+            with contextlib.suppress(OSError):
+                target.folder.rmdir()
+        raise
+
+
+def _hidden(target: Location) -> Hidden:
     with storage_errors(target):
         store = open_store(target)
         listing = store.list() if target.bucket else None
