@@ -223,7 +223,7 @@ class RunSaves:
         """Wait for the save in the background and for what is being deleted.
 
         Raises:
-            Exception: the save has failed; or a keep policy, which ranks raise at the next decision.
+            Exception: the save has failed; or a keep policy: several ranks raise that later.
         """
         try:
             self.settle()
