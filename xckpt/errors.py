@@ -197,7 +197,7 @@ LONGEST_SAID: Final = 1 << 16
 """Characters of an exception's message that go to other ranks, at most; of each note too."""
 
 
-def _said_by(error: BaseException) -> list[str]:
+def said_by(error: BaseException) -> list[str]:
     """An exception's message and notes, whatever its class makes of them."""
     try:
         said = [str(error), *map(str, getattr(error, "__notes__", ()))]
@@ -232,7 +232,7 @@ class RankFailure:
             >>> failure.kind, failure.message, failure.cause
             ('BlockingIOError', 'busy', 'OSError')
         """
-        message = "\n  ".join(_said_by(error))  # indented, as all further lines of a message
+        message = "\n  ".join(said_by(error))  # indented, as all further lines of a message
         classes = _classes()
         cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
         follows = isinstance(error, XckptError) and error.is_consequence

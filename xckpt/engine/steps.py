@@ -38,6 +38,7 @@ from xckpt.errors import (
     RanksFailedError,
     StorageError,
     XckptError,
+    said_by,
 )
 
 
@@ -286,7 +287,7 @@ or raise the limit (ulimit -n)
         >>> exhausted(ValueError("3")) is None
         True
     """
-    said, made = str(error), StorageError
+    said, made = said_by(error)[0], StorageError
     match error:
         case XckptError():
             return None
