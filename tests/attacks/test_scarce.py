@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ ADVICE = {"files": "ulimit -n", "threads": "threads", "memory": "ulimit -v"}
 """A part of what an error has to say."""
 
 
-def outcomes(kind: str, amounts: range | list[int], folder: Path, calls: str = "") -> list[Any]:
+def outcomes(kind: str, amounts: Sequence[int], folder: Path, calls: str = "") -> list[Any]:
     command = [sys.executable, "-m", "tests.attacks.scarce", kind, calls]
     command += [",".join(map(str, amounts))]
     environment = {"PYTHONPATH": ":".join(filter(None, sys.path)), "TMPDIR": str(folder)}
@@ -27,7 +28,7 @@ def outcomes(kind: str, amounts: range | list[int], folder: Path, calls: str = "
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def check(kind: str, amounts: range | list[int], folder: Path, calls: str = "") -> list[Any]:
+def check(kind: str, amounts: Sequence[int], folder: Path, calls: str = "") -> list[Any]:
     """Each is success or an error of xckpt with advice, and afterwards all is whole."""
     seen = outcomes(kind, amounts, folder, calls)
     assert seen
@@ -59,11 +60,11 @@ def test_no_room_for_tensorstore(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "amounts"),
     [
-        ("files", range(41)),
+        ("files", [*range(9), 10, 13, 20, 40]),
         ("threads", range(12)),
         ("memory", [20, 50, 100, 130, 150, 200, 400, 1200]),
     ],
 )
-def test_every_call(tmp_path: Path, kind: str, amounts: range | list[int]) -> None:
+def test_every_call(tmp_path: Path, kind: str, amounts: Sequence[int]) -> None:
     seen = check(kind, amounts, tmp_path)
     assert {outcome for _, _, outcome, _ in seen} == {"done", "xckpt"}
