@@ -127,9 +127,12 @@ class BaseChunks:
         """
         if self.problem:
             return self.problem
-        os.makedirs(os.path.dirname(new), exist_ok=True)
         try:
-            self._link(key, new, synced)
+            try:
+                self._link(key, new, synced)
+            except FileNotFoundError:  # most folders are there
+                os.makedirs(os.path.dirname(new), exist_ok=True)
+                self._link(key, new, synced)
         except FileExistsError:
             if not key.startswith(PACKS):
                 raise
