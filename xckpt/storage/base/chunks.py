@@ -167,6 +167,7 @@ class BaseChunks:
             if error.errno not in (*_NO_LINKS, errno.EMLINK):
                 raise
             try:
+                os.makedirs(os.path.dirname(new), exist_ok=True)
                 self._clone(key, new, synced)
             except OSError:
                 raise error from None
