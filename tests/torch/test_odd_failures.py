@@ -239,8 +239,10 @@ def test_an_interrupt_before_any_collective(
         assert step_at(str(path)) == 3
 
 
-def on_rank_interrupted_once_committed(rank: int, path: Path) -> Any:
-    """The coordinator is interrupted between the commit and the answer to all ranks."""
+def on_rank_that_fails_once_committed(
+    rank: int, what: type[BaseException], path: Path
+) -> Any:
+    """The coordinator is interrupted, or fails, between the commit and the answer to all ranks."""
     group: Any = dist.new_group()
     xckpt.save(path, state(1), group=group)
     dist.barrier()
@@ -248,24 +250,27 @@ def on_rank_interrupted_once_committed(rank: int, path: Path) -> Any:
 
     def interrupted(writer: ZarrStorageWriter, *arguments: Any) -> bytes:
         finish(writer, *arguments)
-        raise KeyboardInterrupt
+        raise what
 
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ZarrStorageWriter, "finish", interrupted)
             xckpt.save(path, state(2), group=group, overwrite=True, timeout=TIMEOUT)
-    except (KeyboardInterrupt, xckpt.XckptError) as error:
+    except (KeyboardInterrupt, ValueError, xckpt.XckptError) as error:
         said = [str(error), *getattr(error, "__notes__", ())]
         xckpt.save(path, state(3), group=group, overwrite=True)
         return type(error).__name__, "\n".join(said), step_at(str(path))
     return "done", "", 0
 
 
+@pytest.mark.parametrize(
+    "what, others", [(KeyboardInterrupt, "RanksFailedError"), (ValueError, "ValueError")]
+)
 def test_all_ranks_hear_that_an_interrupted_save_is_committed(
-    three_ranks: Ranks, tmp_path: Path
+    three_ranks: Ranks, tmp_path: Path, what: type[BaseException], others: str
 ) -> None:
-    answers = three_ranks.run(on_rank_interrupted_once_committed, tmp_path / "new")
-    assert [kind for kind, *_ in answers] == ["KeyboardInterrupt"] + ["RanksFailedError"] * 2
+    answers = three_ranks.run(on_rank_that_fails_once_committed, what, tmp_path / "new")
+    assert [kind for kind, *_ in answers] == [what.__name__, others, others]
     for _, said, step in answers:
         assert "after the commit: the checkpoint is there, whole" in said
         assert "nothing was committed" not in said and step == 3

@@ -87,7 +87,7 @@ class CommitKnowingWriter(Protocol):
     """A writer whose coordinator can tell, after a failure, whether it has committed before it."""
 
     def is_committed(self) -> bool:
-        """Whether the checkpoint is there all the same; asked after `StorageWriter.abort`."""
+        """Whether the checkpoint is there all the same; asked after a failure."""
         ...
 
 

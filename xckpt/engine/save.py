@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from xckpt.engine.ranks.plans import KnownCommit
 
 PLAN = "plan the save; nothing was committed"
-WRITE = "write or commit; nothing was committed"
+WRITE = "write; nothing was committed"
+COMMIT = "commit the save"
 COMMITTED = (
     "This came after the commit: the checkpoint is there, whole, although the call did not end."
 )
@@ -137,15 +138,28 @@ class _Save:
                 commit = partial(known.finish, self.writer, self.metadata)
             if self.watch is not None:
                 commit = partial(self.watch.run, "commit", commit)
-            answer = all_reduce(group, WRITE, write, commit, Reports(self.writer))
+            commit = partial(self._committing, commit)
+            answer = all_reduce(group, WRITE, write, commit, Reports(self.writer), COMMIT)
             if known is not None:
                 return known.committed(answer)
             return self.writer.committed_metadata(answer)
         except BaseException as error:
             self.writer.abort()
-            if isinstance(self.writer, CommitKnowingWriter) and self.writer.is_committed():
-                error.add_note(COMMITTED)  # the other ranks read it, too
+            if not isinstance(error, Exception):  # an interrupt; the other ranks read it, too
+                self._note_commit(error)
             raise
+
+    def _committing(self, commit: Callable[[list[object]], bytes], results: list[object]) -> bytes:
+        """Commit; a failure says so if the checkpoint is there all the same."""
+        try:
+            return commit(results)
+        except Exception as error:
+            self._note_commit(error)
+            raise
+
+    def _note_commit(self, error: BaseException) -> None:
+        if isinstance(self.writer, CommitKnowingWriter) and self.writer.is_committed():
+            error.add_note(COMMITTED)
 
     def _compare(self, group: Group) -> None:
         # Imported here: a save by one process compares nothing, and starts sooner.

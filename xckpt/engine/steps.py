@@ -58,6 +58,8 @@ class _Verdict(msgspec.Struct, array_like=True):
     data: bytes = b""
     failures: list[tuple[list[int], RankFailure]] = []
     """Ranks and how each of them failed; usually all fail alike."""
+    step: str = ""
+    """What they failed to do, if that is not what all ranks were to do."""
 
 
 ELSEWHERE: Final = (
@@ -161,8 +163,11 @@ def all_reduce(
     local: Callable[[], T],
     decide: Callable[[list[T]], bytes],
     codec: Codec[T] = _AS_THEY_ARE,
+    deciding: str = "",
 ) -> bytes:
     """Run ``local`` everywhere, ``decide`` on the coordinator, and give its answer to all.
+
+    ``deciding`` is what the coordinator is said to have failed to do, if ``decide`` raises.
 
     Raises:
         XckptError: some rank failed (see `xckpt.errors`); no rank is left waiting.
@@ -170,7 +175,7 @@ def all_reduce(
     if group.size == 1:
         return decide([codec.decode(codec.encode(local()))])
     verdicts, caught = _reduce(
-        group, step, local, lambda values: [_compress(decide(values))], codec
+        group, step, local, lambda values: [_compress(decide(values))], codec, deciding
     )
     return _answer_for_all(group, step, verdicts, caught)
 
@@ -211,6 +216,7 @@ def _reduce(
     local: Callable[[], T],
     decide: Callable[[list[T]], Sequence[bytes]],
     codec: Codec[T],
+    deciding: str = "",
 ) -> tuple[list[bytes] | None, Exception | None]:
     """Gather what every rank made: the verdicts, on the coordinator, and what this rank raised."""
     caught: Exception | None = None
@@ -235,7 +241,7 @@ def _reduce(
     ]
     if failures:
         return [_refusal(failures)] * group.size, caught
-    return _verdicts(group, lambda: decide([codec.decode(o.data) for o in outcomes]))
+    return _verdicts(group, lambda: decide([codec.decode(o.data) for o in outcomes]), deciding)
 
 
 def _number(step: str) -> int:
@@ -244,7 +250,7 @@ def _number(step: str) -> int:
 
 
 def _verdicts(
-    group: Group, decide: Callable[[], Sequence[bytes]]
+    group: Group, decide: Callable[[], Sequence[bytes]], deciding: str = ""
 ) -> tuple[list[bytes], Exception | None]:
     """The coordinator's answers, encoded; or its failure for every rank, and what it raised."""
     try:
@@ -252,15 +258,16 @@ def _verdicts(
             return [_encode(_Verdict(answer)) for answer in decide()], None
     except Exception as raised:
         error = exhausted(raised) or raised
-        return [_refusal([RankFailure.of(group.coordinator, error)])] * group.size, error
+        failed = RankFailure.of(group.coordinator, error)
+        return [_refusal([failed], deciding)] * group.size, error
 
 
-def _refusal(failures: Sequence[RankFailure]) -> bytes:
+def _refusal(failures: Sequence[RankFailure], step: str = "") -> bytes:
     """The verdict that ranks have failed, each distinct failure once."""
     alike: dict[RankFailure, list[int]] = {}
     for failure in failures:
         alike.setdefault(replace(failure, rank=-1), []).append(failure.rank)
-    return _encode(_Verdict(failures=[(ranks, failure) for failure, ranks in alike.items()]))
+    return _encode(_Verdict(b"", [(ranks, failure) for failure, ranks in alike.items()], step))
 
 
 def _answer(step: str, data: bytes, caught: Exception | None) -> bytes:
@@ -269,7 +276,9 @@ def _answer(step: str, data: bytes, caught: Exception | None) -> bytes:
     if not verdict.failures:
         return verdict.data
     failures = [replace(failure, rank=r) for ranks, failure in verdict.failures for r in ranks]
-    together = RanksFailedError.of(step, sorted(failures, key=attrgetter("rank")))
+    together = RanksFailedError.of(
+        verdict.step or step, sorted(failures, key=attrgetter("rank"))
+    )
     error = together.one_cause()
     if isinstance(error, XckptError):
         raise error from caught
