@@ -239,9 +239,7 @@ def test_an_interrupt_before_any_collective(
         assert step_at(str(path)) == 3
 
 
-def on_rank_that_fails_once_committed(
-    rank: int, what: type[BaseException], path: Path
-) -> Any:
+def on_rank_that_fails_once_committed(rank: int, what: type[BaseException], path: Path) -> Any:
     """The coordinator is interrupted, or fails, between the commit and the answer to all ranks."""
     group: Any = dist.new_group()
     xckpt.save(path, state(1), group=group)

@@ -21,11 +21,11 @@ from xckpt.core.text.arguments import named
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.in_flight import IN_FLIGHT, settle
+from xckpt.engine.limits import exhausted
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state
 from xckpt.engine.stager import AsyncStager
-from xckpt.engine.steps import exhausted
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions, check_flags, checked_options, is_watched, with_progress
 

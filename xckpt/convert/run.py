@@ -32,10 +32,11 @@ from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.groups import GroupFinder, refuse_others
+from xckpt.engine.limits import exhausted
 from xckpt.engine.ranks.group import Group, LocalGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch
 from xckpt.engine.save import save_state
-from xckpt.engine.steps import all_reduce, exhausted
+from xckpt.engine.steps import all_reduce
 from xckpt.errors import StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents

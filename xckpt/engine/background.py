@@ -27,9 +27,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
 from xckpt.engine.in_flight import IN_FLIGHT, SaveInFlight, settle
+from xckpt.engine.limits import exhausted
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
-from xckpt.engine.steps import exhausted
 from xckpt.errors import XckptError
 
 State = Any
@@ -156,7 +156,7 @@ class _SaveThread:
         A daemon: if it were joined like others, its own pools would be shut down before it ends.
         """
         try:
-            from xckpt.engine.address_space import check_loaded
+            from xckpt.engine.limits import check_loaded
 
             check_loaded()  # a thread that is to load TensorStore may not even start
             threading.Thread(target=self.run, name="xckpt-save", daemon=True).start()

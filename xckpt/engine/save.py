@@ -138,14 +138,15 @@ class _Save:
                 commit = partial(known.finish, self.writer, self.metadata)
             if self.watch is not None:
                 commit = partial(self.watch.run, "commit", commit)
-            commit = partial(self._committing, commit)
+            if group.size > 1:  # the other ranks read what a failure says
+                commit = partial(self._committing, commit)
             answer = all_reduce(group, WRITE, write, commit, Reports(self.writer), COMMIT)
             if known is not None:
                 return known.committed(answer)
             return self.writer.committed_metadata(answer)
         except BaseException as error:
             self.writer.abort()
-            if not isinstance(error, Exception):  # an interrupt; the other ranks read it, too
+            if group.size == 1 or not isinstance(error, Exception):  # an interrupt is read, too
                 self._note_commit(error)
             raise
 

@@ -138,7 +138,7 @@ def _overlapping(
             if extent is None:  # such as of JAX's targets, which are new arrays
                 break
             lowest, behind = extent.range()
-            if 0 not in extent[1]:
+            if 0 not in extent.shape:
                 leaves.append(name)
                 indices.append(index)
                 low.append(lowest)

@@ -11,15 +11,10 @@ rank waits for one that has failed:
 4. One answer for all is compressed: a manifest becomes a tenth or less, and each rank gets one.
 5. If any rank failed, every rank raises the same error: of the class of the one cause, or a
    `RanksFailedError` (`xckpt.errors`). In a group of one, the exception itself is raised.
-
-A process can run out of open files, threads and memory almost anywhere: Python reads a module where
-it is first needed. `exhausted` makes errors of it that say what to do, for other ranks and threads
-too, and `xckpt.api.save.names_limits` around a public call.
 """
 
 from __future__ import annotations
 
-import errno
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,17 +24,10 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from xckpt.core.storage import TypedReportsWriter
+from xckpt.engine.limits import exhausted
 from xckpt.engine.ranks.alive import working
 from xckpt.engine.ranks.group import Group, SuspectingGroup
-from xckpt.errors import (
-    LeafTooLargeError,
-    PlanError,
-    RankFailure,
-    RanksFailedError,
-    StorageError,
-    XckptError,
-    said_by,
-)
+from xckpt.errors import PlanError, RankFailure, RanksFailedError, XckptError
 
 
 class _Outcome(msgspec.Struct, array_like=True):
@@ -72,17 +60,6 @@ _outcome = msgspec.msgpack.Decoder(_Outcome).decode
 _verdict = msgspec.msgpack.Decoder(_Verdict).decode
 
 T = TypeVar("T")
-FILES: Final = "this process may open no more files: close some, or raise the limit (ulimit -n)"
-THREADS: Final = (
-    "this process may start no more threads: end some, raise the limits (ulimit -u, ulimit -v, "
-    "pids.max of the container), or lower threads= of the options"
-)
-SYSTEM_FILES: Final = "the system may open no more files (fs.file-max): close some"
-MEMORY: Final = (
-    "free some, raise the limit of this process (ulimit -v), or lower memory_bytes= of the options"
-)
-NO_THREAD: Final = "can't start new thread"
-"""How Python's RuntimeError begins."""
 
 
 class Codec(Protocol[T]):
@@ -276,40 +253,9 @@ def _answer(step: str, data: bytes, caught: Exception | None) -> bytes:
     if not verdict.failures:
         return verdict.data
     failures = [replace(failure, rank=r) for ranks, failure in verdict.failures for r in ranks]
-    together = RanksFailedError.of(
-        verdict.step or step, sorted(failures, key=attrgetter("rank"))
-    )
+    together = RanksFailedError.of(verdict.step or step, sorted(failures, key=attrgetter("rank")))
     error = together.one_cause()
     if isinstance(error, XckptError):
         raise error from caught
     together.__cause__ = caught
     raise error from together
-
-
-def exhausted(error: BaseException) -> XckptError | None:
-    """The error to raise for one that says what the process lacks; None for any other.
-
-    Example:
-        >>> print(exhausted(OSError(24, "Too many open files", "xckpt/manager.py")))
-        Too many open files (xckpt/manager.py); this process may open no more files: close some, \
-or raise the limit (ulimit -n)
-        >>> exhausted(ValueError("3")) is None
-        True
-    """
-    said, made = said_by(error)[0], StorageError
-    match error:
-        case XckptError():
-            return None
-        case OSError(errno=errno.EMFILE | errno.ENFILE):
-            said = f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-            advice = FILES if error.errno == errno.EMFILE else SYSTEM_FILES
-        case RuntimeError() if said.startswith(NO_THREAD):
-            advice = THREADS
-        case MemoryError() | OSError(errno=errno.ENOMEM):
-            said, made = f"not enough memory: {said}".rstrip(": "), LeafTooLargeError
-            advice = MEMORY
-        case _:
-            return None
-    named = made(f"{said}; {advice}")
-    named.__cause__ = error
-    return named

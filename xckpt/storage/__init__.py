@@ -6,7 +6,7 @@ checkpoint). A storage of another kind implements `StorageWriter` and `StorageRe
 """
 
 from xckpt.core.storage import StorageReader, StorageWriter
-from xckpt.engine.address_space import check_loaded
+from xckpt.engine.limits import check_loaded
 
 check_loaded()
 

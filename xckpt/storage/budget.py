@@ -23,8 +23,8 @@ from queue import SimpleQueue
 from typing import Final
 
 from xckpt.core.plan.wanted import Countdown
+from xckpt.engine.limits import exhausted
 from xckpt.engine.ranks.alive import WORK
-from xckpt.engine.steps import exhausted
 from xckpt.options import StorageOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
 

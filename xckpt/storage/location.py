@@ -29,7 +29,7 @@ from urllib.parse import unquote
 import tensorstore as ts
 
 from xckpt.core.storage import url_parts
-from xckpt.engine.address_space import FOR_THREADS, check_address_space
+from xckpt.engine.limits import FOR_THREADS, check_address_space
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import PathError, StorageError, XckptError
 from xckpt.options import StorageOptions

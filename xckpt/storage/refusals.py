@@ -20,7 +20,7 @@ import re
 from collections.abc import Collection
 from typing import Final, TypeAlias
 
-from xckpt.engine.steps import FILES, NO_THREAD, SYSTEM_FILES, THREADS
+from xckpt.engine.limits import FILES, NO_THREAD, SYSTEM_FILES, THREADS
 from xckpt.errors import LeafTooLargeError, Problem, StorageError, XckptError
 
 UNREADABLE: Final = "unreadable"

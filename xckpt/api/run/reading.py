@@ -89,9 +89,7 @@ class RunReading:
         """Steps newer than `restored` that are damaged; each has a ``number`` and an ``error``."""
 
     def steps(self) -> list[StepRecord]:
-        """The committed steps of the root by number, listed now; collective.
-
-        Those that `restore` found damaged are left out, until `reload`."""
+        """The committed steps, listed now; those found damaged only after `reload`; collective."""
         return self._folder.look()
 
     def latest(self) -> StepRecord | None:

@@ -255,20 +255,25 @@ class _Shares:
             turns: the turn of each.
             hosts: the ranks of each host that want them.
         """
-        far = [each for each in hosts.values() if all(self._known[rank].reach for rank in each)]
+        reached = {
+            host: each
+            for host, each in hosts.items()
+            if all(self._known[rank].reach for rank in each)
+        }
+        far = list(reached.values())
         if len(far) > 1:
             # A turn's remainder by this decides for every host.
             period = len(far) * lcm(*map(len, far))
             for turn, column in _remainders(chunks, turns, period):
-                round, reader = divmod(turn, len(far))
-                chosen = [each[round % len(each)] for each in far]
+                lap, reader = divmod(turn, len(far))
+                chosen = [each[lap % len(each)] for each in far]
                 self._send(column, chosen.pop(reader), chosen)
         columns: dict[tuple[bool, int], list[tuple[int, bytes]]] = {}
-        for each in hosts.values():
-            key = each in far, len(each)
+        for host, each in hosts.items():
+            key = host in reached, len(each)
             if key not in columns and len(each) > 1:
-                rounds = turns // len(far) if each in far else turns
-                columns[key] = _remainders(chunks, rounds, len(each))
+                laps = turns // len(far) if host in reached else turns
+                columns[key] = _remainders(chunks, laps, len(each))
             for at, column in columns.get(key, ()):
                 self._publish(column, each[at], [*each[:at], *each[at + 1 :]])
 

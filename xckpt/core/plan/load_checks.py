@@ -60,8 +60,8 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> Iterator[s
             yield f"{name}: an item of type {item.type.name} reads it, but it is {what}"
         elif isinstance(stored, TensorStorageMetadata) and not _reads_all(item, stored):
             if name not in wholes:
-                columns = stored.arrays.offsets, stored.arrays.sizes
-                wholes[name] = list(zip(*map(tuples, columns), strict=True))
+                boxes = tuples(stored.arrays.offsets), tuples(stored.arrays.sizes)
+                wholes[name] = list(zip(*boxes, strict=True))
             if _reads_piece(item, wholes[name]):
                 continue
             if name not in arrays:

@@ -20,8 +20,7 @@ Folder = str | os.PathLike[str]
 
 
 def elsewhere() -> Group:
-    """A group for a call in a thread of Orbax: all processes begin such calls in the same order,
-    but their threads run in any."""
+    """A group for a call in a thread of Orbax, of which the processes' threads keep no order."""
     group = find_group()
     return group.in_background() if isinstance(group, BackgroundGroup) else group
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -20,16 +19,15 @@ import numpy as np
 
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.plan.items import WriteItem
-from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import StorageError
 from xckpt.storage.array import plain_bools
 from xckpt.storage.base.objects import BaseObjects
 from xckpt.storage.base.packs import EqualPack, by_item
 from xckpt.storage.base.sharing import SharingWrites, joined, unit_digests
-from xckpt.storage.budget import ProgressCounter, Reservation
-from xckpt.storage.chunks.orders import WriteOrders, Written
+from xckpt.storage.budget import Reservation
+from xckpt.storage.chunks.orders import BaseOrders, Written
 from xckpt.storage.chunks.unit_files import documents_with
-from xckpt.storage.chunks.units import Taken, Unit, digests
+from xckpt.storage.chunks.units import Taken, Unit
 from xckpt.storage.chunks.write_chunks import UnderWay, item_units
 from xckpt.storage.location import REQUESTS, Location, answer, storage_errors
 
@@ -46,42 +44,30 @@ class _Copy:
     asked: Future[None]
 
 
-class CopyingWrites(SharingWrites):
+class CopyingWrites(SharingWrites[BaseObjects]):
     """The writes of one rank to a bucket that holds the base too."""
 
-    def __init__(
-        self,
-        orders: WriteOrders,
-        planner: SavePlanner,
-        progress: ProgressCounter,
-        where: Location,
-        memory_bytes: int,
-    ) -> None:
-        super().__init__(orders, planner, progress, where, memory_bytes)
-        assert orders.base is not None
-        self._most = where.access.concurrency or REQUESTS
+    def _open_base(self, base: BaseOrders, target: Location) -> BaseObjects:
+        self._most = self.where.access.concurrency or REQUESTS
         self._copies: deque[_Copy] = deque()
         """Those under way."""
         self._copied: list[_Copy] = []
         self._failed: list[_Copy] = []
         self._refused = ""
         """Why no more copies are asked for."""
-        self._base: BaseObjects | None = None
-        target = replace(orders.location, access=where.access)
-        try:
-            self._base = BaseObjects(orders.base, self._there.values(), target)
-        except StorageError as error:
-            self._problem = str(error)
+        there = replace(target, access=self.where.access)
+        return BaseObjects(base, self._there.values(), there)
 
-    @property
-    def _contents(self) -> BaseObjects | None:
-        return self._base
+    def _elements(self, unit: Unit) -> object:
+        assert self._base is not None
+        return self._base.elements(unit, self.codecs)
 
     def _begin(self, unit: Unit, reservation: Reservation | None, taken: Taken = ()) -> UnderWay:
         """Have a unit's object copied, or begin to write it."""
         known = b"" if self._refused else self._known(unit)
         taken = unit_digests(unit) if known else taken
-        if not known or joined(taken) != known or not self._may_be_copied(unit, known):
+        is_equal = bool(known) and joined(taken) == known
+        if not is_equal or (self._verify and not self._is_sound(unit, known)):
             return super()._begin(unit, reservation, taken)
         assert self._base is not None and unit.item is not None
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
@@ -96,21 +82,6 @@ class CopyingWrites(SharingWrites):
             reservation.unit_done()
         self._settle(self._most)
         return begun
-
-    def _may_be_copied(self, unit: Unit, digest: bytes) -> bool:
-        """Whether the base's object of an equal chunk is sound, if that is to be known."""
-        if not self._verify or self._is_sound(unit, digest):
-            return True
-        self._refuse(f"{unit.array.leaf}: the base's chunk {unit.box} is damaged")
-        return False
-
-    def _is_sound(self, unit: Unit, digest: bytes) -> bool:
-        """Whether the object that is copied holds the elements that it should."""
-        assert self._base is not None
-        with contextlib.suppress(OSError, ValueError, RuntimeError, StorageError):
-            elements = np.asarray(self._base.elements(unit, self.codecs))
-            return joined(digests(unit, elements)) == digest
-        return False
 
     def _settle(self, most: int) -> None:
         """Wait until at most so many copies are under way."""

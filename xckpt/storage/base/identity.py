@@ -42,6 +42,7 @@ def object_identity(where: Location, root: str, manifest: bytes | None = None) -
         return b""
     store = open_store(where)
     with storage_errors(where):
-        asked = [store.read(key) for key in (CLAIM, MANIFEST)[: 2 if manifest is None else 1]]
-        read = [answer(each, where).value for each in asked]
-    return b"".join(map(digest_bytes, [*read, *([] if manifest is None else [manifest])]))
+        claim = store.read(CLAIM)
+        if manifest is None:
+            manifest = answer(store.read(MANIFEST), where).value
+        return digest_bytes(answer(claim, where).value) + digest_bytes(manifest)

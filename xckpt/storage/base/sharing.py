@@ -13,12 +13,13 @@ With ``verify_base`` what is shared is read before: a damaged one is written aga
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import posixpath
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,7 +31,8 @@ from xckpt.core.geometry.shards.index import CHECKSUM_BYTES
 from xckpt.core.manifest.packs import ChunkPlace
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.text.shown import readable_bytes
-from xckpt.storage.array import plain_bools
+from xckpt.errors import StorageError
+from xckpt.storage.array import digest_array, plain_bools
 from xckpt.storage.base.packs import (
     BasePacks,
     EqualChunk,
@@ -65,7 +67,10 @@ class BaseContents(BasePacks, Protocol):
         ...
 
 
-class SharingWrites(ChunkWrites):
+Contents = TypeVar("Contents", bound=BaseContents)
+
+
+class SharingWrites(ChunkWrites, Generic[Contents]):
     """The writes of one rank of a save that has a base."""
 
     def __init__(
@@ -86,11 +91,28 @@ class SharingWrites(ChunkWrites):
         self._added = CHECKSUM_BYTES * len(orders.codecs)
         self._there = _arrays_there(orders.arrays, orders.base)
         self._equal = EqualChunks()
+        self._base: Contents | None = None
+        try:
+            with storage_errors(where):
+                self._base = self._open_base(orders.base, orders.location)
+        except StorageError as error:
+            self._problem = str(error)
 
-    @property
     @abstractmethod
-    def _contents(self) -> BaseContents | None:
-        """The base's chunks; None if they cannot be reached."""
+    def _open_base(self, base: BaseOrders, target: Location) -> Contents:
+        """The base's chunks, to be shared with a save to ``target``.
+
+        Raises:
+            OSError, StorageError: they cannot be reached.
+        """
+
+    @abstractmethod
+    def _elements(self, unit: Unit) -> object:
+        """The elements of a unit as the base has them.
+
+        Raises:
+            OSError, ValueError, RuntimeError, StorageError: the storage refused.
+        """
 
     @abstractmethod
     def _share_each(self, packs: Sequence[EqualPack]) -> Iterable[str]:
@@ -100,9 +122,9 @@ class SharingWrites(ChunkWrites):
         """Append a unit to this rank's packs, unless it is equal in a pack of the base."""
         array, known = unit.array, self._known(unit)
         if known and _digest(unit.data) == known:
-            assert self._contents is not None and unit.item is not None
+            assert self._base is not None and unit.item is not None
             there = self._there[array.leaf, array.number]
-            place = self._contents.place(there, unit.number)
+            place = self._base.place(there, unit.number)
             if place is not None:
                 size = unit.data.nbytes
                 chunk = EqualChunk(unit.item, array, unit.number, size, known, place.offset)
@@ -112,7 +134,7 @@ class SharingWrites(ChunkWrites):
 
     def _share_packs(self) -> None:
         """Share the packs that are worth it, and pack the other equal chunks again."""
-        base = self._contents
+        base = self._base
         if base is None:
             return
         with storage_errors(self.where):
@@ -153,6 +175,15 @@ class SharingWrites(ChunkWrites):
         self._note_problem(problem)
         logger.warning("%s: %s; it is written anew", self.where, problem)
 
+    def _is_sound(self, unit: Unit, digest: bytes) -> bool:
+        """Whether the base holds the elements that it should; else that is warned of."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            stored = np.asarray(self._elements(unit))
+            if joined(digests(unit, stored)) == digest:
+                return True
+        self._refuse(f"{unit.array.leaf}: the base's chunk {unit.box} is damaged")
+        return False
+
     def _note_problem(self, problem: str) -> None:
         with self._lock:
             self._problem = self._problem or problem
@@ -164,11 +195,11 @@ class SharingWrites(ChunkWrites):
     def _known(self, unit: Unit) -> bytes:
         """The digests of the unit's chunks in the base; empty if it has no such chunks."""
         there = self._there.get((unit.array.leaf, unit.array.number))
-        if there is None or unit.item is None or self._contents is None:
+        if there is None or unit.item is None or self._base is None:
             return b""
         if unit.array.shard is not None and self.codecs:
             return b""
-        return b"".join(self._contents.digest(there, number) for number in unit.numbers)
+        return b"".join(self._base.digest(there, number) for number in unit.numbers)
 
     def finish(self) -> Written:
         """Wait for every write, and report."""
@@ -180,8 +211,8 @@ class SharingWrites(ChunkWrites):
     def close(self) -> None:
         """Release the base, and after a failure the writes under way."""
         super().close()
-        if self._contents is not None:
-            self._contents.close()
+        if self._base is not None:
+            self._base.close()
 
 
 def sharing_writes(
@@ -190,7 +221,7 @@ def sharing_writes(
     progress: ProgressCounter,
     where: Location,
     memory_bytes: int,
-) -> SharingWrites:
+) -> ChunkWrites:
     """The writes of one rank that share what is equal in a base, in a folder or in a bucket."""
     if where.bucket:
         from xckpt.storage.base.copying import CopyingWrites as kind
@@ -226,12 +257,10 @@ def joined(taken: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def _digest(data: NDArray[np.generic]) -> bytes:
-    """The digest of elements of any strides, taken in C order.
-
-    In one call, where it can be: nothing else is done with them while they are in the cache.
-    """
+    """The digest of elements of any strides, taken in C order."""
+    if data.flags.c_contiguous and data.dtype != np.bool_:
+        return digest_array(data)
     digest = xxhash.xxh3_128()
-    whole = data.flags.c_contiguous and data.dtype != np.bool_
-    for slab in [data.reshape(-1).view(np.uint8).data] if whole else contents(data):
+    for slab in contents(data):
         digest.update(slab)
     return digest.digest()

@@ -1,0 +1,98 @@
+"""What a process may run out of: open files, threads, memory, address space.
+
+1. That can happen almost anywhere: Python reads a module where it is first needed. `exhausted`
+   makes an error of it that says what to do, for other ranks and threads too, and
+   `xckpt.api.save.names_limits` does so around each public call.
+2. TensorStore ends a process in which it cannot be loaded or cannot start its threads. It is loaded
+   with `xckpt.storage`, and starts its threads with the first store that it opens. Before that
+   `check_loaded` and `check_address_space` look at what is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+from typing import Final
+
+from xckpt.core.text.shown import readable_bytes
+from xckpt.errors import LeafTooLargeError, StorageError, XckptError, said_by
+
+if sys.platform == "linux":
+    import resource
+
+FILES: Final = "this process may open no more files: close some, or raise the limit (ulimit -n)"
+THREADS: Final = (
+    "this process may start no more threads: end some, raise the limits (ulimit -u, ulimit -v, "
+    "pids.max of the container), or lower threads= of the options"
+)
+SYSTEM_FILES: Final = "the system may open no more files (fs.file-max): close some"
+MEMORY: Final = (
+    "free some, raise the limit of this process (ulimit -v), or lower memory_bytes= of the options"
+)
+NO_THREAD: Final = "can't start new thread"
+"""How Python's RuntimeError begins."""
+
+TO_LOAD: Final = 1 << 27
+"""To load TensorStore, and for what Python needs meanwhile; measured: 57 MiB."""
+FOR_THREADS: Final = 1 << 30
+"""For the stacks and memory of TensorStore's threads; most is never touched."""
+
+
+def exhausted(error: BaseException) -> XckptError | None:
+    """The error to raise for one that says what the process lacks; None for any other.
+
+    Example:
+        >>> print(exhausted(OSError(24, "Too many open files", "xckpt/manager.py")))
+        Too many open files (xckpt/manager.py); this process may open no more files: close some, \
+or raise the limit (ulimit -n)
+        >>> exhausted(ValueError("3")) is None
+        True
+    """
+    said, made = said_by(error)[0], StorageError
+    match error:
+        case XckptError():
+            return None
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            said = f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+            advice = FILES if error.errno == errno.EMFILE else SYSTEM_FILES
+        case RuntimeError() if said.startswith(NO_THREAD):
+            advice = THREADS
+        case MemoryError() | OSError(errno=errno.ENOMEM):
+            said, made = f"not enough memory: {said}".rstrip(": "), LeafTooLargeError
+            advice = MEMORY
+        case _:
+            return None
+    named = made(f"{said}; {advice}")
+    named.__cause__ = error
+    return named
+
+
+def check_loaded() -> None:
+    """Refuse to load TensorStore where it lacks address space.
+
+    Raises:
+        StorageError: the limit of the process's address space is too near.
+    """
+    if "tensorstore" not in sys.modules:
+        check_address_space(TO_LOAD, "the library that reads and writes needs")
+
+
+def check_address_space(size: int, needed_by: str) -> None:
+    """Refuse to go on where less than ``size`` bytes of address space are left.
+
+    Raises:
+        StorageError: the limit of the process's address space is too near.
+    """
+    if sys.platform != "linux":
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    if limit - used < size:
+        raise StorageError(
+            f"the address space of this process is limited to {readable_bytes(limit)}, of which "
+            f"{readable_bytes(used)} are taken; {needed_by} {readable_bytes(size)}: raise the "
+            f"limit (ulimit -v)"
+        )
