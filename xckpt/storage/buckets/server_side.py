@@ -7,6 +7,8 @@
    `xckpt.storage.location.answer` waits for.
 3. Whatever is refused is a `StorageError`, and an object that is not there a `FileNotFoundError`:
    the caller then does without.
+4. The first copy goes ahead: if it is refused, so are the others, and no request is made of them.
+   A storage that knows no copies (501) is asked once; obstore would ask it again, as a busy one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -42,6 +45,9 @@ FOREVER: Final = timedelta(days=1)
 """No limit: `Access` has those that count."""
 FIRST_DELAY, MOST_DELAY = timedelta(milliseconds=200), timedelta(seconds=2)
 """Between two tries, as TensorStore's."""
+GIVEN_UP: Final = "given up"
+UNKNOWN: Final = "status code: 501"
+"""What an error says of a request that the storage does not know."""
 
 Said = TypeVar("Said")
 
@@ -58,17 +64,18 @@ class ServerSide:
 
     def __init__(self, where: Location) -> None:
         check_process()
-        self._store = _store(where)
+        self._where, self._store = where, _store(where)
         self._loop = _loop()
+        self._first, self._is_tried = asyncio.Lock(), False
+        self._refused = ""
+        """Why no copy is asked for."""
         self._room = asyncio.Semaphore(where.access.concurrency or REQUESTS)
         self._under_way: set[Future[Any]] = set()
         self._ended = False
 
     def copy(self, source: str, target: str) -> Future[None]:
         """Begin to copy an object, by keys in the bucket; what has the new key is replaced."""
-        from obstore import copy_async
-
-        return self._ask(source, lambda: copy_async(self._store, source, target))
+        return self._ask(source, lambda: self._copied(source, target))
 
     def size(self, key: str) -> Future[int]:
         """Begin to ask for the length of an object, bytes."""
@@ -88,9 +95,38 @@ class ServerSide:
 
         return self._ask(keys[0], lambda: delete_async(self._store, keys))
 
+    async def _copied(self, source: str, target: str) -> None:
+        from obstore import copy_async
+
+        async with self._first:
+            if not self._is_tried:
+                return await self._try(source, target)
+        if self._refused:
+            raise StorageError(self._refused)
+        await copy_async(self._store, source, target)
+
+    async def _try(self, source: str, target: str) -> None:
+        """Make the first copy; if it is refused, so are all others."""
+        from obstore import copy_async
+
+        self._is_tried = True
+        try:
+            try:
+                once = replace(self._where, access=replace(self._where.access, retries=0))
+                await copy_async(_store(once), source, target)
+            except Exception as error:
+                if isinstance(error, FileNotFoundError) or UNKNOWN in str(error):
+                    raise
+                await copy_async(self._store, source, target)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            self._refused = _brief(error)
+            raise
+
     def end(self) -> list[Future[Any]]:
         """Have the requests fail that have not begun yet; the others."""
-        self._ended = True
+        self._ended, self._refused = True, self._refused or GIVEN_UP
         return list(self._under_way)
 
     def _ask(self, key: str, request: Callable[[], Coroutine[Any, Any, Said]]) -> Future[Said]:
@@ -102,7 +138,7 @@ class ServerSide:
     async def _asked(self, key: str, request: Callable[[], Coroutine[Any, Any, Said]]) -> Said:
         async with self._room:
             if self._ended:
-                raise StorageError(f"{key}: given up")
+                raise StorageError(f"{key}: {GIVEN_UP}")
             try:
                 return await request()
             except FileNotFoundError:
