@@ -21,6 +21,7 @@ from tests.support.ranks import Ranks
 from tests.support.stored import step_at
 from tests.support.time_limit import ALLOWANCE
 from xckpt.errors import XckptError
+from xckpt.torch.group import TorchGroup
 
 TIMEOUT = 1.5
 BAR = TIMEOUT + 2 * ALLOWANCE
@@ -149,16 +150,52 @@ def test_the_same_call_elsewhere(two_ranks: Ranks, tmp_path: Path, call: str) ->
         assert again == ""
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("call", AT_ONCE)
+BESIDE = [(call, order) for call in AT_ONCE for order in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("call", "first"),
+    [
+        pytest.param(*each, marks=() if each == ("save", True) else pytest.mark.thorough)
+        for each in BESIDE
+    ],
+)
 def test_one_rank_saves_in_the_background(
     two_ranks: Ranks, tmp_path: Path, call: str, first: bool
 ) -> None:
-    """Such a save has connections of its own: each rank names the other, which it does not hear."""
+    """Such a save has connections of its own: each rank says in the store what it waits in."""
     calls = ("save_async", call) if first else (call, "save_async")
     places = cast(Any, tuple("old" if each.startswith("load") else "new" for each in calls))
+    words = [WORDS.get(each, (each, each))[0] for each in calls]
     for rank, (said, again) in enumerate(attack(two_ranks, tmp_path, calls, places)):
-        assert f"rank {1 - rank}: sent nothing for {TIMEOUT:g} s" in said
-        assert "save_async on one and save on another" in said
+        other = f"it calls {words[1 - rank]}, and rank {rank} {words[rank]}"
+        assert f"rank {1 - rank}: sent nothing for {TIMEOUT:g} s: {other}" in said
         assert "this save or load cannot go on" in again
+
+
+def first_call(rank: int, calls: tuple[str, str], path: Path, coordinators: list[int]) -> str:
+    """What this rank's call raises, the first one of its process group."""
+    group = TorchGroup(cast(Any, dist.new_group()), coordinators[rank], timeout=TIMEOUT)
+    return error_of(lambda: CALLS[calls[rank]](path / "old", cast(Any, None), group))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ("save_async", "load"),
+        pytest.param(("load", "save_async"), marks=pytest.mark.thorough),
+    ],
+)
+def test_the_first_call(two_ranks: Ranks, tmp_path: Path, calls: tuple[str, str]) -> None:
+    xckpt.save(tmp_path / "old", state(1))
+    for rank, said in enumerate(two_ranks.run(first_call, calls, tmp_path, [0, 0])):
+        assert f"rank {1 - rank}: sent nothing for {TIMEOUT:g} s: " in said
+        assert f"it calls {calls[1 - rank]}, and rank {rank} {calls[rank]}" in said
+    assert step_at(str(tmp_path / "old")) == 1
+
+
+@pytest.mark.thorough
+def test_each_rank_has_its_own_coordinator(two_ranks: Ranks, tmp_path: Path) -> None:
+    for rank, said in enumerate(two_ranks.run(first_call, ("save", "load"), tmp_path, [0, 1])):
+        other = f"its coordinator is rank {1 - rank}, and that of rank {rank} is {rank}"
+        assert f"rank {1 - rank}: sent nothing for {TIMEOUT:g} s: {other}" in said

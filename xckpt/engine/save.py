@@ -92,13 +92,15 @@ def save_state(
     is_coordinator = group.rank == group.coordinator
     save = _Save(state, writer, planner, metadata, is_coordinator, failure, watch, call)
     together = operation(group, call) if group.size > 1 else nullcontext()
-    if group.size > 1 and isinstance(group, PlanCachingGroup):
-        save.kept = group.kept_plans
+    ranks = group
     if group.size > 1 and isinstance(group, NumberedGroup):
         save.processes = group.processes
     if watch is not None:
         save.step, group = watch.step, watch.watched(group)
     with watch or nullcontext(), together:
+        # Begun: looking for the plans connects the ranks.
+        if ranks.size > 1 and isinstance(ranks, PlanCachingGroup):
+            save.kept = ranks.kept_plans
         return save.run(group)
 
 

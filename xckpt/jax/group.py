@@ -95,6 +95,7 @@ class JaxGroup:
         self.timeout, self.processes = timeout, Processes("jax", np.arange(size))
         self.kept_plans = _kept_plans.setdefault(coordinator_rank, KeptPlans())
         self._warn_after, self._calls = warn_after, 0
+        self._call: int | None = None
         self._notes = Notes(self._client, rank, coordinator_rank, timeout)
         self._own_numbers: Iterator[str] | None = None
         self._waits = Waits(
@@ -124,11 +125,13 @@ class JaxGroup:
         own = self._own_numbers
         self._notes.begin(str(COURSE.next(self._notes)) if own is None else next(own))
         self._waits.begin()
+        is_last = self._notes.operation == str(COURSE.last)  # else it is in a later one
+        if self._call is not None and is_last:
+            self._notes.call(self._call)
 
     def name_call(self, call: int) -> None:
         """See `CallNamingGroup`."""
-        if self._notes.operation == str(COURSE.last):  # else this process is in a later one
-            self._notes.call(call)
+        self._call = call
 
     @property
     def beat(self) -> float:

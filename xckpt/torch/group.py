@@ -104,7 +104,7 @@ class TorchGroup:
         self.processes = Processes("torch", np.array(numbers, np.int64))
         """The ranks of these processes among all; see `NumberedGroup`."""
         self._given_timeout, self._warn_after = timeout, warn_after
-        self._purpose = "xckpt"
+        self._purpose, self._call = "xckpt", 0
 
     @cached_property
     def timeout(self) -> float:
@@ -143,6 +143,7 @@ class TorchGroup:
                 self.coordinator,
                 self.timeout,
                 has_gloo=self._has_gloo,
+                call=self._call,
             )
             weakref.finalize(self._process_group, links.close)
         stars[key].patience.warn_after = self._warn_after
@@ -160,12 +161,12 @@ class TorchGroup:
             RanksFailedError: the coordinator did not come, or others have given up.
         """
         if self.size > 1:
+            self._star.board.call = self._call
             self._star.begin()
 
     def name_call(self, call: int) -> None:
         """See `CallNamingGroup`."""
-        if self.size > 1:
-            self._star.call = call
+        self._call = call
 
     def leave(self, error: BaseException) -> None:
         """See `OperationGroup`."""

@@ -23,6 +23,7 @@ from xckpt.engine.ranks.rendezvous import Invitation, invite, reach
 from xckpt.engine.ranks.star import Star
 from xckpt.engine.ranks.waiting import CLOSED, SILENT, Waiting, given_up, silence, wait_in_thread
 from xckpt.errors import RankFailure, RanksFailedError
+from xckpt.torch.board import StoreBoard
 
 TAG: Final = 0x78636B70
 """The tag of a byte that is never sent; users have other tags."""
@@ -47,6 +48,7 @@ def join(
     timeout: float,
     *,
     has_gloo: bool,
+    call: int,
 ) -> tuple[Star, Links]:
     """Connect a rank to the others.
 
@@ -57,6 +59,7 @@ def join(
         coordinator: the rank that invites.
         timeout: seconds to wait for the coordinator, or the store.
         has_gloo: whether the group has a gloo backend for the CPU.
+        call: what this rank calls, by its place in `CALLS`.
 
     Returns:
         The star, and its connections, which the caller closes at the end of the group.
@@ -68,7 +71,8 @@ def join(
     is_coordinator = rank == coordinator
     deaths = _Deaths(group if has_gloo else None)
     meet: Callable[[_Meeting], None] = _Meeting.invite if is_coordinator else _Meeting.accept
-    meeting = _Meeting(store, rank, coordinator, group.size(), timeout)
+    board = StoreBoard(group.get_group_store(), purpose, rank, coordinator, call)
+    meeting = _Meeting(store, rank, coordinator, group.size(), timeout, board)
     waiting = Waiting(rank, coordinator, lambda: [coordinator])
     seconds = timeout if is_coordinator else timeout + GRACE_SECONDS
     note = partial(_leave_note, store, waiting)
@@ -83,7 +87,8 @@ def join(
         raise given_up(failures) from error
     if not has_met:
         meeting.is_over = True
-        failures = [RankFailure(coordinator, SILENT, silence(timeout))]
+        why = silence(timeout, board.elsewhere(coordinator))
+        failures = [RankFailure(coordinator, SILENT, why)]
         if death := is_dead():
             failures = [RankFailure(coordinator, CLOSED, KILLED.format(death))]
         note(failures)
@@ -91,7 +96,7 @@ def join(
     assert meeting.links is not None
     links = meeting.links
     noted = partial(_find_note, store, waiting)
-    return Star(rank, group.size(), coordinator, links, note, deaths.of, noted), links
+    return Star(rank, group.size(), coordinator, links, note, deaths.of, noted, board), links
 
 
 def _unmet(error: Exception, rank: int, coordinator: int) -> RankFailure:
@@ -105,7 +110,13 @@ class _Meeting:
     """One rank's part, which runs in a thread."""
 
     def __init__(
-        self, store: dist.Store, rank: int, coordinator: int, size: int, seconds: float
+        self,
+        store: dist.Store,
+        rank: int,
+        coordinator: int,
+        size: int,
+        seconds: float,
+        board: StoreBoard,
     ) -> None:
         self.links: Links | None = None
         self.is_over = False
@@ -115,6 +126,7 @@ class _Meeting:
         self._coordinator = coordinator
         self._size = size
         self._seconds = seconds
+        self._board = board
 
     def invite(self) -> None:
         """The coordinator: listen, and say where."""
@@ -130,12 +142,15 @@ class _Meeting:
 
     def accept(self) -> None:
         """Another rank: wait for the invitation, and connect."""
-        pause = 0.001
+        pause, long = 0.001, time.monotonic() + self._seconds / 2
         while not self.is_over:
             self._raise_noted()
             if self._store.check([INVITATION]):
+                self._board.forget()
                 self._connect()
                 return
+            if time.monotonic() > long:
+                self._board.tell()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 

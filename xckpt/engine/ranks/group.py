@@ -160,7 +160,7 @@ class CallNamingGroup(Protocol):
     """A group whose ranks learn what the others call."""
 
     def name_call(self, call: int) -> None:
-        """This rank has begun a call, by its place in `CALLS`."""
+        """This rank is about to begin a call, by its place in `CALLS`."""
         ...
 
 
@@ -189,9 +189,9 @@ def operation(group: Group, call: str = CALLS[0]) -> Generator[None, None, None]
     if not isinstance(group, OperationGroup):
         yield
         return
-    group.begin()
     if isinstance(group, CallNamingGroup):
         group.name_call(CALLS.index(call))
+    group.begin()
     try:
         yield
     except BaseException as error:

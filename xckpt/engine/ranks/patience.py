@@ -5,7 +5,8 @@
    works and makes progress (`Kind.ALIVE`).
 2. A rank on which another has timed out elsewhere is waited for only a moment longer (`suspect`).
 3. A rank that has not connected may be known to be dead.
-4. While this process does not run (a scheduler has suspended the job), it hears nothing. That time
+4. A rank that waits long says what it calls (`Board`): the error about a silent one names its call.
+5. While this process does not run (a scheduler has suspended the job), it hears nothing. That time
    does not count as silence of others (`Presence`).
 """
 
@@ -17,7 +18,15 @@ from typing import Final
 
 from xckpt.engine.ranks.alive import beat_of
 from xckpt.engine.ranks.links import Links
-from xckpt.engine.ranks.waiting import CLOSED, SILENT, WARN_AFTER, Presence, Waiting, silence
+from xckpt.engine.ranks.waiting import (
+    CLOSED,
+    SILENT,
+    WARN_AFTER,
+    Board,
+    Presence,
+    Waiting,
+    silence,
+)
 from xckpt.errors import RankFailure
 
 GRACE_SECONDS: Final = 0.75
@@ -46,11 +55,18 @@ class Patience:
         coordinator: the rank that decides.
         links: the connections.
         death: says how a rank died that has not connected; empty unless it is known to be dead.
+        board: where ranks that wait long say what they call, if there is such a place.
     """
 
     def __init__(
-        self, rank: int, coordinator: int, links: Links, death: Callable[[int], str]
+        self,
+        rank: int,
+        coordinator: int,
+        links: Links,
+        death: Callable[[int], str],
+        board: Board | None = None,
     ) -> None:
+        self.board = board or Board()
         self.suspects: dict[int, float] = {}
         """Rank -> until when it is waited for, at most."""
         self.warn_after = WARN_AFTER
@@ -137,7 +153,10 @@ class Patience:
                 if now >= beat:
                     beat = now + beat_of(timeout)
                     say_alive(missing)
+                    if now - began > timeout / 2:
+                        self.board.tell()
             if not missing:
+                self.board.forget()
                 return
             news = self._links.turn(max(0.0, look - time.monotonic()))
             away = presence.away()
@@ -172,5 +191,6 @@ class Patience:
             elif link is None and self._links.refused:
                 lost.append(RankFailure(rank, CLOSED, self._refused()))
             elif now >= min(heard + timeout, self.suspects.get(rank, now + 1)):
-                lost.append(RankFailure(rank, SILENT, silence(seconds)))
+                why = silence(seconds, self.board.elsewhere(rank))
+                lost.append(RankFailure(rank, SILENT, why))
         return lost

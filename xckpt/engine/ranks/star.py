@@ -27,7 +27,7 @@ from xckpt.engine.ranks.connection import AGO, Frame, Kind
 from xckpt.engine.ranks.group import KeptPlans, other_call, out_of_order
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
-from xckpt.engine.ranks.waiting import CLOSED, SILENT, given_up
+from xckpt.engine.ranks.waiting import CLOSED, SILENT, Board, given_up
 from xckpt.errors import RankFailure
 
 FAREWELL_SECONDS: Final = 0.25
@@ -85,6 +85,7 @@ class _Frames:
         on_loss: Callable[[Sequence[RankFailure]], object] = lambda failures: None,
         death: Callable[[int], str] = lambda rank: "",
         noted: Callable[[], Sequence[RankFailure]] = lambda: (),
+        board: Board | None = None,
     ) -> None:
         self._rank = rank
         self._size = size
@@ -96,9 +97,9 @@ class _Frames:
         self._course = _Course([RankFailure(rank, "RuntimeError", "it went on")])
         self._lost: list[RankFailure] = []
         """Ranks that this coordinator has lost and has not announced."""
-        self.call = 0
-        """What this rank calls, by its place in `CALLS`."""
-        self.patience = Patience(rank, coordinator, links, death)
+        self.patience = Patience(rank, coordinator, links, death, board)
+        self.board = self.patience.board
+        """Its ``call`` is what this rank calls."""
         self.kept_plans = KeptPlans()
         """See `PlanCachingGroup`."""
 
@@ -121,7 +122,7 @@ class _Frames:
     def _send(self, rank: int, kind: Kind, data: bytes, operation: int | None = None) -> None:
         number = self._course.operation if operation is None else operation
         if rank in self._links.to and not self._links.to[rank].end:
-            self._links.send(rank, Frame(kind, number, self._course.step, data, self.call))
+            self._links.send(rank, Frame(kind, number, self._course.step, data, self.board.call))
 
     def _receive(
         self, ranks: Sequence[int], timeout: float, say: Callable[[Any], object] | None = None
@@ -167,7 +168,7 @@ class _Frames:
                 return data
             met = kind == Kind.WAITS and step == self._course.step and not keep
             if kind == Kind.MESSAGE or (met and self._rank == self._coordinator):
-                own = self._rank, self._course.step, self.call
+                own = self._rank, self._course.step, self.board.call
                 self._fail([_out_of_step((rank, step, call), own)])
         if link is not None and link.end:
             if not link.is_known and (failures := self._noted()):
@@ -220,12 +221,14 @@ class Star(_Frames):
         on_loss: called with the failures once ranks are lost for good.
         death: says how a rank died that has not connected; empty unless it is known to be dead.
         noted: what the coordinator has given up, if it did so before it greeted this rank.
+        board: where ranks that wait long say what they call, if there is such a place.
     """
 
     def begin(self) -> None:
         """The next save or load begins."""
         self._course.begin()
         self.patience.suspects.clear()
+        self.board.forget()
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the save or load that goes on."""

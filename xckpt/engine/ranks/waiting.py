@@ -169,10 +169,34 @@ def given_up(failures: Sequence[RankFailure]) -> RanksFailedError:
     return error
 
 
-def silence(seconds: float) -> str:
+class Board:
+    """Where a rank that waits long says what it calls; this one is of ranks that have none.
+
+    A rank may wait in one call for another that waits for it in another call, over other
+    connections: neither hears the other.
+    """
+
+    call: int = 0
+    """What this rank calls, by its place in `xckpt.engine.ranks.group.CALLS`."""
+
+    def tell(self) -> None:
+        """Say what this rank calls: it has waited long."""
+
+    def forget(self) -> None:
+        """This rank waits no longer."""
+
+    def elsewhere(self, rank: int) -> str:
+        """What a rank that is silent here calls, if it has said so; else empty."""
+        return ""
+
+
+def silence(seconds: float, elsewhere: str = "") -> str:
     """The message about a rank that has been given up."""
+    text = f"sent nothing for {round(seconds, 2):g} s"
+    if elsewhere:
+        return f"{text}: {elsewhere}"
     return (
-        f"sent nothing for {round(seconds, 2):g} s; is it alive, and did it call the same save or "
+        f"{text}; is it alive, and did it call the same save or "
         f"load? Usual causes: `if rank == 0:` around the call, no_dist=True on one rank, "
         f"save_async on one and save on another, another coordinator_rank on one"
     )
