@@ -88,10 +88,11 @@ def copy(
 ) -> None:
     """Copy a checkpoint; the copy is there as a whole or not at all. Call it on one rank.
 
-    Within one local file system the files get a second name and no bytes are copied. Elsewhere
-    objects pass through this process as they are, some at a time, in the memory of a load; their
-    digests are checked when they are read. A checkpoint of another format that `load` takes is
-    copied between local file systems.
+    Within one local file system the files get a second name and no bytes are copied. Within one
+    bucket, with ``xckpt[buckets]``, the bucket copies its objects and no bytes travel. Elsewhere
+    objects pass through this process as they are, some at a time, in the memory of a load. Nothing
+    is verified: what is damaged is copied, and is found when it is read. A checkpoint of another
+    format that `load` takes is copied between local file systems.
 
     Args:
         source: where the checkpoint is, a path or URL as for `save`.

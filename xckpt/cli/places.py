@@ -25,7 +25,7 @@ def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> No
     """Copy the checkpoint SOURCE to TARGET.
 
     The copy is there as a whole or not at all. Within one local file system the files are linked,
-    and no bytes copied.
+    and no bytes copied; within one bucket the bucket copies them, with xckpt[buckets].
     """
     import xckpt
 

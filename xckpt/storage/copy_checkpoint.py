@@ -2,20 +2,25 @@
 
 1. The copy is staged as a save is (`xckpt.storage.commit.staging`).
 2. Every object that the manifest implies is linked, where both places are local folders of one file
-   system: committed files never change. Elsewhere it is copied as it is, without being decoded.
-3. The source's manifest is read again: if another save has replaced it meanwhile, objects of both
-   may have been taken, and nothing is committed.
+   system: committed files never change. In one bucket, the bucket copies it, and no byte of it
+   travels. Elsewhere, and where the bucket refuses, it passes through here, without being decoded.
+3. The source is looked at again: if another save has replaced it meanwhile, objects of both may
+   have been taken, and nothing is committed.
 4. The manifest is published, as the last step of a save.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import posixpath
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -26,12 +31,18 @@ from xckpt.core.manifest.packs import PACK_BYTES
 from xckpt.errors import CorruptCheckpointError, StorageError, naming
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.base.identity import object_identity
+from xckpt.storage.buckets.server_side import ServerSide
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
-from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.location import REQUESTS, Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest
+
+logger = logging.getLogger("xckpt")
+
+Thing = TypeVar("Thing")
 
 THREADS = 16
 """Objects on their way at a time, within the memory of a load; a larger object goes alone."""
@@ -72,18 +83,25 @@ def copy_checkpoint(
     data = read_manifest(source)
     with naming(source):
         manifest = parse(data, digest_bytes)
+    seen = _identity(source, manifest, data)
     staging = begin(target, overwrite=overwrite, planned=manifest)
     try:
         with storage_errors(target):
             staging.location.make_folder()
             _copy_objects(manifest, source.within(manifest.root), staging.location, options)
-        if read_manifest(source) != data:
+        now = read_manifest(source)
+        if now != data or seen != _identity(source, manifest, now):
             raise StorageError(f"{source} was replaced while it was copied; copy it again")
         copied = msgspec.structs.replace(manifest, root=staging.root)
         staging.publish(encode(copied, digest_bytes))
     except BaseException:
         staging.abort()
         raise
+
+
+def _identity(source: Location, manifest: Manifest, data: bytes) -> bytes:
+    """What another save in place of a bucket changes, though its manifest be the same."""
+    return b"" if source.folder else object_identity(source, manifest.root, data)
 
 
 def _copy_objects(
@@ -94,6 +112,8 @@ def _copy_objects(
     if source.folder is not None and target.folder is not None:
         _link_objects(objects, source.folder, target.folder, progress)
         return
+    if source.is_in_bucket_of(target):
+        objects = _copy_there(objects, source, target, progress)
     from_store, to_store = open_store(source), open_store(target)
 
     def copy(key: str, size: int) -> None:
@@ -103,11 +123,68 @@ def _copy_objects(
         answer(to_store.write(key, found.value), target)
         progress.add(size)
 
-    # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
-    # "CopyRange not supported" for s3:// and memory://. So objects pass through here.
     with Pool(threads=THREADS, budget=options.memory_bytes) as pool:
         for key, size in objects:
             pool.submit(partial(copy, key, size), size)
+
+
+def _copy_there(
+    objects: Sequence[tuple[str, int]],
+    source: Location,
+    target: Location,
+    progress: ProgressCounter,
+) -> list[tuple[str, int]]:
+    """Have the bucket of both places copy objects; those that it has not copied.
+
+    Raises:
+        CorruptCheckpointError: an object is missing.
+    """
+    try:
+        bucket = ServerSide(target)
+    except StorageError as error:
+        logger.info("%s: the bucket is not asked to copy: %s", target, error)
+        return list(objects)
+    left: list[tuple[str, int]] = []
+    problem = last = ""
+    with contextlib.closing(bucket):
+        begun = (
+            (key, size, bucket.copy(*(posixpath.join(at.path, key) for at in (source, target))))
+            for key, size in objects
+        )
+        for key, size, asked in _ahead(begun, target.access.concurrency or REQUESTS):
+            try:
+                answer(asked, source)
+            except FileNotFoundError as error:
+                raise _missing(source, key) from error
+            except StorageError as error:
+                problem = problem or f"the bucket does not copy: {error}"
+                left.append((key, size))
+            else:
+                progress.add(size)
+                last = key if size else last
+    if last and not _is_there(target, last):
+        problem = "what the bucket has copied is not there; the endpoints may differ"
+        progress.expect(progress.done)
+        left = list(objects)
+    if problem:
+        logger.info("%s: %s; objects are read and written", target, problem)
+    return left
+
+
+def _is_there(target: Location, key: str) -> bool:
+    """Whether this process finds an object that is not empty."""
+    found = open_store(target).read(key, byte_range=slice(0, 1))
+    return answer(found, target).state == "value"
+
+
+def _ahead(things: Iterable[Thing], most: int) -> Iterator[Thing]:
+    """Each thing, after so many more have been made."""
+    made: deque[Thing] = deque()
+    for thing in things:
+        made.append(thing)
+        if len(made) > most:
+            yield made.popleft()
+    yield from made
 
 
 def _objects(manifest: Manifest, root: Location) -> Iterator[tuple[str, int]]:

@@ -196,7 +196,7 @@ class Base:
         here, there = self._target, self.location
         if here.folder is not None and there.folder is not None:
             return ""
-        if not here.bucket or (here.driver, here.bucket) != (there.driver, there.bucket):
+        if not here.is_in_bucket_of(there):
             return "only files of one disk, or objects of one bucket, can be shared"
         try:
             ServerSide(here)

@@ -121,6 +121,4 @@ class BaseObjects:
 
     def close(self) -> None:
         """Begin no more copies, and wait for those under way: their keys will be removed."""
-        for asked in self._bucket.end():
-            with contextlib.suppress(Exception):
-                answer(asked, self._target)
+        self._bucket.close()

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from xckpt.errors import StorageError
-from xckpt.storage.location import REQUESTS, Location, check_process
+from xckpt.storage.location import REQUESTS, Location, answer, check_process
 from xckpt.storage.refusals import MOST_SAID
 
 if TYPE_CHECKING:
@@ -124,10 +125,12 @@ class ServerSide:
             self._refused = _brief(error)
             raise
 
-    def end(self) -> list[Future[Any]]:
-        """Have the requests fail that have not begun yet; the others."""
+    def close(self) -> None:
+        """Begin no more requests, and wait for those under way."""
         self._ended, self._refused = True, self._refused or GIVEN_UP
-        return list(self._under_way)
+        for asked in tuple(self._under_way):
+            with contextlib.suppress(Exception):
+                answer(asked, self._where)
 
     def _ask(self, key: str, request: Callable[[], Coroutine[Any, Any, Said]]) -> Future[Said]:
         asked = asyncio.run_coroutine_threadsafe(self._asked(key, request), self._loop)
