@@ -8,6 +8,7 @@ of each call: "done", the class and text of an error of xckpt, or anything else.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import resource
@@ -23,6 +24,8 @@ from typing import Any
 import numpy as np
 
 import xckpt
+import xckpt.convert
+from xckpt.cli import main
 from xckpt.policies import EverySteps, Latest
 
 SECONDS = 60
@@ -62,6 +65,26 @@ def save(root: str) -> None:
     xckpt.save(f"{root}/new", state(2))
 
 
+def converts(root: str) -> None:
+    """To another library's format, and from it."""
+    xckpt.convert.convert(f"{root}/old", f"{root}/new.safetensors")
+    xckpt.convert.convert(f"{root}/new.safetensors", f"{root}/new")
+
+
+def converts_on_the_command_line(root: str) -> None:
+    sys.argv = ["xckpt", "convert", f"{root}/old", f"{root}/new.safetensors", "--overwrite"]
+    ended: object = 0
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(errors):
+        try:
+            main()
+        except SystemExit as end:
+            ended = end.code
+    said = errors.getvalue()
+    if ended == 2 and "Traceback" not in said:
+        raise xckpt.XckptError(said)
+    assert not ended, f"{ended}: {said}"
+
+
 CALLS: dict[str, Callable[[str], object]] = {
     "save": save,
     "overwrite": lambda root: xckpt.save(f"{root}/old", state(2), overwrite=True),
@@ -73,6 +96,8 @@ CALLS: dict[str, Callable[[str], object]] = {
     "delete": lambda root: xckpt.delete(f"{root}/other"),
     "copy": lambda root: xckpt.copy(f"{root}/old", f"{root}/new"),
     "gc": lambda root: xckpt.gc(root),
+    "convert": converts,
+    "xckpt convert": converts_on_the_command_line,
     "diff": lambda root: xckpt.diff(f"{root}/old", f"{root}/other", values=True),
     "manager.save": managed_save,
     "manager.restore": managed_restore,
@@ -143,8 +168,12 @@ def check(root: str) -> None:
         if path.endswith("old") or xckpt.exists(path):
             assert xckpt.open(path).verify() == []
     xckpt.save(f"{root}/last", {"step": 3})
-    left = set(os.listdir(root)) - {"old", "other", "run", "new", "last"}
-    assert not left, left
+    for left in xckpt.gc(root, dry_run=True):
+        # A conversion keeps what it has written, for the next call.
+        assert "saving-conversion" in left.path and os.path.exists(left.path), left
+    xckpt.gc(root)
+    stays = set(os.listdir(root)) - {"old", "other", "run", "new", "last", "new.safetensors"}
+    assert not stays, stays
     assert manager(root).restore()["step"] in (1, 2)
     gone = not xckpt.exists(f"{root}/other")
     assert not (gone and os.path.exists(f"{root}/other")), os.listdir(f"{root}/other")
@@ -171,7 +200,8 @@ def _made(call: Callable[[], object], kind: str, amount: int) -> list[str]:
             KINDS[kind](amount)
         call()
     except xckpt.XckptError as error:
-        return ["xckpt", f"{type(error).__name__}: {error}"]
+        notes = getattr(error, "__notes__", [])
+        return ["xckpt", "\n".join([f"{type(error).__name__}: {error}", *notes])]
     except BaseException as error:
         places, trace = [], error.__traceback__
         while trace is not None:

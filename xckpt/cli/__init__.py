@@ -12,6 +12,9 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import NoReturn
 
+from xckpt.api.save import names_limits
+from xckpt.errors import XckptError
+
 __all__ = ["main"]
 
 UNANSWERED = 2
@@ -24,21 +27,29 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command that the arguments name, and exit with its code."""
     try:
-        if sys.stdout is None:  # closed by the shell, as in `xckpt gc . >&-`
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
-        missing = [name for name in ("click", "rich") if find_spec(name) is None]
-        if missing:
-            words = " and ".join(missing)
-            # Not 1, which says that a checkpoint is damaged.
-            sys.stderr.write(f"xckpt: the command line needs {words}: pip install 'xckpt[cli]'\n")
-            sys.exit(UNANSWERED)
-        from xckpt.cli.commands import commands
-
-        commands()
+        _run()
     except (KeyboardInterrupt, ImportError) as error:  # before there is a command to stop
         if not is_interrupt(error):
             raise
         end_interrupted()
+    except XckptError as error:  # this process lacks what even an import needs
+        sys.stderr.write(f"xckpt: {error}\n")
+        sys.exit(UNANSWERED)
+
+
+@names_limits
+def _run() -> None:
+    if sys.stdout is None:  # closed by the shell, as in `xckpt gc . >&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
+    missing = [name for name in ("click", "rich") if find_spec(name) is None]
+    if missing:
+        words = " and ".join(missing)
+        # Not 1, which says that a checkpoint is damaged.
+        sys.stderr.write(f"xckpt: the command line needs {words}: pip install 'xckpt[cli]'\n")
+        sys.exit(UNANSWERED)
+    from xckpt.cli.commands import commands
+
+    commands()
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -185,10 +185,11 @@ def _noting_leftovers(dst: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        from xckpt.storage.commit.collect import kept_for_later
+        raised, stays = exhausted(error) or error, ""
+        with suppress(OSError):  # there may be no descriptor left to look with
+            from xckpt.storage.commit.collect import kept_for_later
 
-        stays = kept_for_later(dst, IDENTITY)
-        raised = exhausted(error) or error
+            stays = kept_for_later(dst, IDENTITY)
         if stays:
             raised.add_note(stays)
         if raised is not error:

@@ -140,6 +140,7 @@ class Claim:
                 with contextlib.suppress(OSError):
                     for path in journals(self.folder):
                         path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # also where no descriptor is left to list them
                     self.path.unlink()
             _descriptors.discard(self.descriptor)
             os.close(self.descriptor)
