@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import xckpt
+from tests.support.counted_bucket import counted_in_thread, environment_of
 from tests.support.examples import examples
 from tests.support.jax_jobs import run
 from tests.support.jax_meshes import meshes, specs
 from xckpt import SaveOptions
+from xckpt.policies import EverySteps
 
 ROWS, COLUMNS = PartitionSpec("x", None), PartitionSpec(None, "x")
 
@@ -165,3 +168,79 @@ def test_two_processes_share(tmp_path: Path) -> None:
     assert shared(first, second) == chunks(second).keys() and len(chunks(second)) == 4
     assert chunks(third).keys() - shared(second, third) == {"w/c/0/0"}
     assert xckpt.load(third)["w"].sum() == 64 * 64 + 4
+
+
+def trained(place: str, steps: list[int], port: int = 0) -> list[int]:
+    """A run of a frozen model beside an adapter, in a folder or in a bucket at a port."""
+    if port:
+        os.environ.update(environment_of(port))
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (ROWS, PartitionSpec()))
+
+    def state(step: int) -> dict[str, Any]:
+        frozen = np.arange(768.0 * 64, dtype=np.float32).reshape(768, 64)
+        small = {f"l{n}": np.full(300, n, np.float32) for n in range(300)}
+        lora = np.full((48, 2), step, np.float32)
+        return {
+            "frozen": jax.make_array_from_callback(frozen.shape, by_rows, frozen.__getitem__),
+            "copies": jax.make_array_from_callback((64, 64), everywhere, frozen[:64].__getitem__),
+            "small": {
+                name: jax.make_array_from_callback((300,), everywhere, array.__getitem__)
+                for name, array in small.items()
+            },
+            "lora": jax.make_array_from_callback(lora.shape, by_rows, lora.__getitem__),
+            "mine": xckpt.PerRank({"process": jax.process_index(), "step": step}),
+        }
+
+    taken: list[xckpt.Metrics] = []
+    options = SaveOptions(chunk_bytes=1 << 14, metrics=taken.append)
+    with xckpt.CheckpointManager(place, save=EverySteps(1), options=options) as run_:
+        first = run_.next_step
+        if first:
+            like = {**state(0), "mine": xckpt.PerRank.all}
+            restored = run_.restore(like)
+            assert float(restored["lora"].addressable_shards[0].data[0, 0]) == first - 1
+            theirs = {each["process"] for each in restored["mine"].values()}
+            assert theirs == set(range(len(restored["mine"])))
+        for step in steps:
+            run_.save(step, state(step))
+            run_.wait()
+    return [metrics.shared for metrics in taken]
+
+
+CHUNKS = 768 * 64 * 4 + 64 * 64 * 4
+SHARED = CHUNKS + 300 * 300 * 4
+"""Bytes of `trained`'s state that no step changes; the others lie in packs."""
+
+
+def check_run(place: str, steps: int) -> None:
+    for step in range(steps):
+        path = f"{place}/step-{step:08}"
+        assert xckpt.open(path).verify() == []
+        loaded = xckpt.load(path)
+        assert (loaded["lora"] == step).all() and loaded["frozen"][-1, -1] == 768 * 64 - 1
+        assert all((array == int(name[1:])).all() for name, array in loaded["small"].items())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("home", ["folder", "bucket"])
+def test_a_run_of_processes_shares_what_is_frozen(tmp_path: Path, home: str) -> None:
+    """Three processes, then two that go on: their shards fit the chunks of the three."""
+    with counted_in_thread() as (bucket, port), pytest.MonkeyPatch.context() as patch:
+        place, port = (str(tmp_path), 0) if home == "folder" else ("s3://bucket/run", port)
+        for name, value in environment_of(port).items():
+            patch.setenv(name, value)
+        of_three = run(trained, 3, place, [0, 1, 2], port)
+        sums = [sum(each) for each in zip(*of_three, strict=True)]
+        assert sums == [0, SHARED, SHARED]
+        of_two = run(trained, 2, place, [3, 4], port)
+        sums = [sum(each) for each in zip(*of_two, strict=True)]
+        # A pack is shared by a process that has half of it: not each, where there are fewer now.
+        assert CHUNKS <= sums[0] < SHARED and sums[1] == SHARED
+        check_run(place, 5)
+        if home == "bucket":
+            requests = bucket.taken()
+            sent = [
+                sum(each.sent for each in requests if f"{step:08}" in each.key) for step in range(5)
+            ]
+            assert sent[0] > SHARED > sent[3] and max(sent[1], sent[2], sent[4]) < 0.1 * SHARED
