@@ -7,9 +7,9 @@ are 0-d arrays.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +28,7 @@ _MAKING = threading.RLock()
 in between and load as well."""
 
 
-@dataclass(slots=True)
-class ArrayTarget:
+class ArrayTarget(msgspec.Struct, eq=False, gc=False):
     """A NumPy array to be loaded: new memory, or the caller's own."""
 
     shape: tuple[int, ...]

@@ -1,5 +1,6 @@
 """A save or a load of very many leaves does little for each: counted in calls, not in seconds."""
 
+import gc
 import sys
 import threading
 import tracemalloc
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 import xckpt
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import HostSource
+from xckpt.core.tree import flatten, rebuild
 from xckpt.engine import adapters
 
 SAVE_CALLS = 83
@@ -109,6 +111,41 @@ def test_a_load_takes_little_memory_for_a_leaf(tmp_path: Path) -> None:
         finally:
             tracemalloc.stop()
     assert (peaks[2] - peaks[1]) / (MANY - FEW) < LOAD_BYTES, peaks
+
+
+def collections_of(call: Callable[[], object]) -> int:
+    """How often a call has the garbage collector look at young objects."""
+    seen: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        seen.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        kept = call()
+    finally:
+        gc.callbacks.remove(note)
+    del kept
+    return seen.count("start")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "tuples"), [(np.zeros(2), 1), (torch.zeros(2), 0)], ids=["numpy", "torch"]
+)
+def test_leaves_give_the_garbage_collector_little_to_look_at(leaf: object, tuples: int) -> None:
+    """It looks at all objects of the process each time that a quarter more have come.
+
+    NumPy makes a tuple each time that an array is asked for its shape.
+    """
+    tree, known = {f"w{n}": leaf for n in range(10_000)}, adapters.loaded_adapters()
+    assert collections_of(lambda: flatten(tree, known)) < 3
+    assert collections_of(lambda: rebuild(tree, lambda name, each: each, known)) < 3
+    one = 10_000 // gc.get_threshold()[0] + 3  # what an object for each leaf makes
+    described = collections_of(lambda: [known.describe(leaf, "w") for _ in tree])
+    assert described < one * (1 + tuples)  # a source holds a tuple of its parts
+    wanted = collections_of(lambda: [known.target_for(leaf, "w", in_place=True) for _ in tree])
+    assert wanted < one * tuples + 3
 
 
 def in_pieces(pieces: int) -> tuple[HostSource, NDArray[np.float32]]:

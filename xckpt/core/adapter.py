@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
@@ -36,7 +36,7 @@ from xckpt.errors import UnsupportedLeafError
 
 Leaf = TypeVar("Leaf")
 """The classes of a framework's leaves."""
-Children = tuple[str, list[tuple[str | int, object]]]
+Children = tuple[str, Collection[tuple[str | int, object]]]
 """What a container holds: its kind, and a (key, child) pair for each child."""
 Answer = TypeVar("Answer")
 
@@ -297,12 +297,12 @@ class Adapters:
 
         Example:
             >>> NO_ADAPTERS.open_container({"a": 1}), NO_ADAPTERS.open_container(5)
-            (('dict', [('a', 1)]), None)
+            (('dict', dict_items([('a', 1)])), None)
         """
         if isinstance(node, Mapping):
             # A framework may have registered a mapping of its own (flax's FrozenDict, nnx.State).
             registered = None if type(node) in _BUILTIN else self._registered(node)
-            return registered or ("dict", list(node.items()))
+            return registered or ("dict", dict(node.items()).items())  # a list would keep tuples
         if isinstance(node, list):
             return "list", list(enumerate(node))
         if isinstance(node, tuple):

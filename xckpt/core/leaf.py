@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -83,9 +84,11 @@ class SourceLeaf(_TensorLeaf, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostSource:
+class HostSource(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A tensor to be saved that is in host memory as NumPy arrays.
+
+    There may be very many: the garbage collector, which would look at each again and again, does
+    not know of them.
 
     Example:
         >>> leaf = HostSource((3,), "int8", Boxes.whole((3,)), (np.zeros(3, np.int8),))

@@ -265,7 +265,7 @@ def rebuild(
         >>> rebuild({"a": [1, 2]}, lambda name, leaf: (name, leaf * 10))
         {'a': [('a/0', 10), ('a/1', 20)]}
     """
-    return _Rebuilding(replace, adapters, finished or {}).visit(tree, at, inside=False)
+    return _Rebuilding(replace, adapters, finished or {}).visit(tree, join_keys(at), inside=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,22 +276,26 @@ class _Rebuilding:
     adapters: Adapters
     finished: Mapping[str, object]
 
-    def visit(self, node: object, keys: KeyPath, *, inside: bool) -> object:
-        """The copy of ``node``, which lies at ``keys``; ``inside``: in an object's state."""
-        name = join_keys(keys)
+    def visit(self, node: object, name: str, *, inside: bool) -> object:
+        """The copy of ``node``, which has this name; ``inside``: in an object's state."""
         if name in self.finished:
             return self.finished[name]
+        if not isinstance(node, _NO_TENSORS) and self.adapters.is_leaf(node):
+            return self.replace(name, node)  # as most nodes are
         state = None if inside else self.adapters.open_object(node, name)
         if state is not None:
-            return self.visit(state.tree, keys, inside=True)
+            return self.visit(state.tree, name, inside=True)
         container = self.adapters.open_container(node)
         if container is None:
             return self.replace(name, node)
         kind, entries = container
-        children = [(key, self.visit(child, (*keys, key), inside=inside)) for key, child in entries]
+        above = f"{name}/" if name else ""
+        values = [
+            self.visit(child, above + component(key), inside=inside) for key, child in entries
+        ]
         if kind == "dict":
-            return _dict_like(node, children)
-        values = [child for _, child in children]
+            keys = [key for key, _ in entries]
+            return _dict_like(node, dict(zip(keys, values, strict=True)))
         if kind == "list":
             return values
         if isinstance(node, tuple):
@@ -303,12 +307,12 @@ class _Rebuilding:
         return new
 
 
-def _dict_like(node: object, children: Sequence[tuple[str | int, object]]) -> object:
+def _dict_like(node: object, children: dict[str | int, object]) -> object:
     """A mapping of the node's class, attributes included, with the same keys and other values."""
     if type(node) is dict or not isinstance(node, MutableMapping):
-        return dict(children)
+        return children
     new = copy.copy(node)
-    for key, child in children:
+    for key, child in children.items():
         new[key] = child
     return new
 

@@ -281,7 +281,7 @@ def from_numpy(array: NDArray[np.generic]) -> torch.Tensor:
     return torch.from_numpy(array.view(carrier)).view(dtype)
 
 
-class TensorLeaf(msgspec.Struct, frozen=True, eq=False):
+class TensorLeaf(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A tensor of any kind to be saved: boxes of it, and the local elements of each.
 
     A state has many, in each save anew: msgspec makes one in a tenth of a frozen dataclass's time.

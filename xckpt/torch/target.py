@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from xckpt.core.geometry.box import Boxes
@@ -23,9 +24,11 @@ _MAKING = threading.RLock()
 """Held by plain targets, which have no locks of their own, while memory is made."""
 
 
-@dataclass(slots=True)
-class PlainTarget:
-    """A plain tensor to be loaded: one box. There are many, so each is this one object."""
+class PlainTarget(msgspec.Struct, eq=False, gc=False):
+    """A plain tensor to be loaded: one box.
+
+    There are many, so each is this one object, of which the garbage collector does not know.
+    """
 
     shape: tuple[int, ...]
     dtype: str
