@@ -29,8 +29,8 @@ OPEN_CALLS = 5
 are."""
 FRAMEWORKS = jax, torch
 """Their adapters are asked too."""
-PIECE_SAVE_CALLS, PIECE_LOAD_CALLS = 50, 72
-"""And for a piece of a leaf: 44 and 65 are."""
+PIECE_SAVE_CALLS, PIECE_LOAD_CALLS = 44, 65
+"""And for a piece of a leaf: 42 and 64 are."""
 FEW, MANY = 500, 1500
 LOAD_BYTES = 1500
 """Bytes that a load may hold for a leaf at a time, its own array included: about 1,300 are."""

@@ -45,11 +45,11 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> Iterator[s
     wholes: dict[str, list[tuple[Shape, Shape]]] = {}
     """Offsets and sizes of the arrays, of which most are read as a whole."""
     columns = ReadItems.of(items)
-    for leaf, row in zip(columns.names, columns.rows, strict=True):
+    for number, (leaf, row) in enumerate(zip(columns.names, columns.rows, strict=True)):
         known = metadata.state_dict_metadata.get(leaf)
         if isinstance(row, tuple) and _is_one(known, row):  # as most are
             continue
-        (item,) = ReadItems([leaf], [row])
+        item = columns[number]
         name = item.storage_index.fqn
         stored = metadata.state_dict_metadata.get(name)
         is_tensor = isinstance(stored, TensorStorageMetadata)
