@@ -80,7 +80,7 @@ class NumpyAdapter(Adapter[Leaf]):
         ('float32', Boxes([0, 2) x [0, 3)), False)
     """
 
-    leaves = (np.ndarray, np.generic)
+    leaves: tuple[type, ...] = (np.ndarray, np.generic)
     by_class = True
 
     def describe(self, leaf: Leaf, name: str) -> HostSource:

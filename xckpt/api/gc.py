@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xckpt.api.save import Path, check_path, names_limits
 from xckpt.core.text.arguments import named
@@ -14,7 +14,7 @@ from xckpt.options import LoadOptions, check_flags, checked_options, with_progre
 if TYPE_CHECKING:
     from xckpt.storage.commit.collect import Leftover
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 
 @names_limits

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -126,7 +126,7 @@ def _drop_what_is_left() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-path_argument = click.argument("path", shell_complete=files)
+path_argument: Final = click.argument("path", shell_complete=files)
 
 
 @click.group("xckpt", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -140,12 +140,14 @@ def commands() -> None:
     """
 
 
-for each in (
+OTHERS: Final[tuple[click.Command, ...]] = (
     *(ls, cat, head, stats, diff_command, copy_command, delete_command, gc_command),
     *(convert_command, map_commands, view_command),
     *(doctor_command, completion_command, manual_command),
-):
-    commands.add_command(each)
+)
+"""Commands of other modules."""
+
+commands.commands.update({str(command.name): command for command in OTHERS})
 
 
 @commands.command()

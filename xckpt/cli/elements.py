@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import click
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from xckpt.storage.contents.statistics import Statistics
     from xckpt.storage.stored_array import StoredArray
 
-box_option = click.option("--box", "slice_", metavar="SLICE", help='A part, as in "0:100, 64:128".')
-leaf_argument = click.argument("leaf")
+box_option: Final = click.option(
+    "--box", "slice_", metavar="SLICE", help='A part, as in "0:100, 64:128".'
+)
+leaf_argument: Final = click.argument("leaf")
 NO_BOX = "--box takes a part of a tensor, and this leaf is a Python value"
 
 

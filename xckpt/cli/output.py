@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, ClassVar
+from typing import IO, TYPE_CHECKING, ClassVar, Final
 
 import click
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xckpt.progress import Progress
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def say(line: str) -> None:

@@ -23,6 +23,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from xckpt.convert.conversion import cast_target, require_lossless
 from xckpt.convert.mapped_checks import check_share, check_targets
@@ -92,11 +93,12 @@ class MappedLoadPlanner(LoadPlanner):
         options: LoadOptions | None = None,
     ) -> None:
         self.mapping = mapping
-        self.strictness = Strictness.of(strict, missing, unexpected)
+        self.strictness: Final = Strictness.of(strict, missing, unexpected)
         self.cast = cast
-        self.in_place = self.always_in_place = in_place
+        self.in_place: bool = in_place
+        self.always_in_place: bool = in_place
         self.allow_lossy = allow_lossy
-        self.options = options or LoadOptions()
+        self.options: Final = options or LoadOptions()
         self._open_source = open_source
         self._ranks = rank, ranks
         self._targets = DefaultLoadPlanner()

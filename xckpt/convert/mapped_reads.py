@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ class TargetBox(Destination):
     def __init__(self, planner: DefaultLoadPlanner, item: ReadItem, dtype: str) -> None:
         super().__init__(planner, item, numpy_dtype(dtype), prod(item.lengths))
         assert item.dest_index.offset is not None
-        self.origin = item.dest_index.offset
+        self.origin: Final = item.dest_index.offset
         """The box's first element in the target."""
 
     def fill(

@@ -175,7 +175,7 @@ class Adapter(Generic[Leaf]):
 class _Sources(Adapter[HostSource | LazySource]):
     """What a planner or a stager has described already, of whatever framework."""
 
-    leaves = (HostSource, LazySource)
+    leaves: tuple[type[HostSource | LazySource], ...] = (HostSource, LazySource)
 
     def describe(self, leaf: HostSource | LazySource, name: str) -> SourceLeaf:
         return leaf

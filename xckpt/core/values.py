@@ -99,7 +99,7 @@ class ValueText(io.BytesIO):
     """
 
     def __init__(self, value: object) -> None:
-        self.kind = str(value_kind(value))
+        self.kind: str = str(value_kind(value))
         super().__init__(encode_content("", self.kind, value))
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
 from xckpt.engine.in_flight import IN_FLIGHT, SaveInFlight, settle
@@ -66,7 +66,7 @@ class SaveFuture:
     """
 
     def __init__(self, status: SaveInFlight, staged: Future[None]) -> None:
-        self.where = status.where
+        self.where: Final = status.where
         """The path or URL that is saved to."""
         self._process = os.getpid()
         self._status = status

@@ -15,7 +15,7 @@ from typing import Final
 from xckpt.core.metadata import Metadata
 from xckpt.engine.ranks.group import Group
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -47,7 +47,7 @@ FIND = "read the manifest; nothing was loaded"
 PLAN = "plan the load; nothing was loaded"
 READ = "read; targets may be partly filled"
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 OURS = ""
 """The format of a manifest that the load's own reader has read."""

@@ -20,7 +20,7 @@ import copy
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +134,7 @@ class BlockingAsyncStager(AsyncStager):
                 "pinned memory was asked for, but no framework that is imported has an accelerator "
                 "here; leave pin_memory out"
             )
-        self.turn = threading.RLock()
+        self.turn: Final = threading.RLock()
         """Held from `stage` until the memory is lent to the save: threads may share a stager."""
         self._copies = HostCopies(self._new, keep=cache_staged_state_dict)
         self._in_use: Future[Any] | None = None

@@ -101,8 +101,8 @@ class Reports:
 
     def __init__(self, writer: object) -> None:
         kind = writer.report_type if isinstance(writer, TypedReportsWriter) else object
-        self.encode = msgspec.msgpack.Encoder().encode
-        self.decode = msgspec.msgpack.Decoder(kind).decode
+        self.encode: Final = msgspec.msgpack.Encoder().encode
+        self.decode: Final = msgspec.msgpack.Decoder(kind).decode
 
 
 def reduce_scatter(

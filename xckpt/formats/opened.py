@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,15 +158,16 @@ class SourceCheckpoint(Checkpoint):
         options: LoadOptions | None,
     ) -> None:
         reader = SourceReader(lambda: source, os.fspath(path), options=options)
-        self.format, self.path = format, os.fspath(path)
-        self.location = Location.parse(path)
-        self.options = reader.options
+        self.format: str = format
+        self.path: Final = os.fspath(path)
+        self.location: Location = Location.parse(path)
+        self.options: LoadOptions = reader.options
         metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
         StoredTree.__init__(self, self._leaf, metadata, str(self.location))
-        self.manifest = manifest_of(source)
-        self.user_metadata = self.manifest.user
+        self.manifest: Manifest = manifest_of(source)
+        self.user_metadata: object = self.manifest.user
         self.source = source
-        self.closed = False
+        self.closed: bool = False
         """Whether `close` was called."""
         self._entries = {leaf.name: leaf for leaf in self.manifest.leaves}
         self._names = {leaf: name for name, leaf in source.leaf_names.items()}

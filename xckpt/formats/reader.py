@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import prod
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ class SourceReader:
         options: LoadOptions | None = None,
     ) -> None:
         self.name = name
-        self.options = options or LoadOptions()
+        self.options: Final = options or LoadOptions()
         self._open = open_source
         self._source: TensorSource | None = None
         self._names: dict[str, str] = {}

@@ -112,7 +112,7 @@ class TensorSink(ABC):
     """Whether the output is one file and no folder."""
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        self.path = local_path(path)
+        self.path: Final = local_path(path)
         self.overwrite = overwrite
         self._staging: StagedOutput | None = None
         self._contents = Contents({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.entries import BytesEntry
-from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.core.metadata import Sharding, TensorStorageMetadata
 from xckpt.formats.source import Opaque, TensorSource, metadata_texts
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
@@ -55,14 +55,14 @@ class XckptSource(TensorSource):
         options: LoadOptions | None = None,
         opaque: bool = False,
     ) -> None:
-        self.checkpoint = Checkpoint(path, options=options)
+        self.checkpoint: Final = Checkpoint(path, options=options)
         """The open checkpoint."""
         self._opaque = {
             entry.name
             for entry in self.checkpoint.manifest.leaves
             if opaque and isinstance(entry, BytesEntry) and entry.type == "opaque"
         }
-        self.leaf_names = by_mapping_name(self.checkpoint)
+        self.leaf_names: Mapping[str, str] = by_mapping_name(self.checkpoint)
         """Mapping name -> leaf name."""
         described = self.checkpoint.metadata.state_dict_metadata
         self._tensors = {
@@ -70,14 +70,18 @@ class XckptSource(TensorSource):
             for name, leaf in self.leaf_names.items()
             if isinstance(described[leaf], TensorStorageMetadata)
         }
-        self.specs = {
+        self.specs: Mapping[str, TensorSpec] = {
             name: TensorSpec(tuple(stored.shape), stored.dtype_name)
             for name, stored in self._tensors.items()
         }
-        self.containers = self.checkpoint.metadata.containers
-        self.shardings = {name: t.sharding for name, t in self._tensors.items() if t.sharding}
-        self.annotations = {name: t.annotation for name, t in self._tensors.items() if t.annotation}
-        self.metadata = metadata_texts(self.checkpoint.user_metadata)
+        self.containers: Mapping[str, str] = self.checkpoint.metadata.containers
+        self.shardings: Mapping[str, Sharding] = {
+            name: t.sharding for name, t in self._tensors.items() if t.sharding
+        }
+        self.annotations: Mapping[str, str] = {
+            name: t.annotation for name, t in self._tensors.items() if t.annotation
+        }
+        self.metadata: Mapping[str, str] = metadata_texts(self.checkpoint.user_metadata)
 
     @cached_property
     def values(self) -> Mapping[str, object]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -110,7 +110,7 @@ class JaxAdapter(Adapter[Leaf]):
         Array([1, 2, 3, 4], dtype=int32)
     """
 
-    leaves = (jax.Array, jax.ShapeDtypeStruct)
+    leaves: tuple[type[Leaf], ...] = (jax.Array, jax.ShapeDtypeStruct)
     by_class = True
 
     def owns(self, leaf: object) -> bool:

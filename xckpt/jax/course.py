@@ -21,7 +21,7 @@ class Course:
     """How far this process is; calls come from one thread at a time."""
 
     def __init__(self) -> None:
-        self.last = -1
+        self.last: int = -1
         """The number that was taken last."""
 
     def next(self, notes: Notes) -> int:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Final
 
 import jax
 import numpy as np
@@ -92,8 +93,9 @@ class JaxGroup:
             raise ValueError(f"coordinator_rank {coordinator_rank} is not in [0, {size})")
         self.rank, self.size, self.coordinator = rank, size, coordinator_rank
         self._client, timeout = InTime(client), min(timeout, LONGEST)
-        self.timeout, self.processes = timeout, Processes("jax", np.arange(size))
-        self.kept_plans = _kept_plans.setdefault(coordinator_rank, KeptPlans())
+        self.timeout: Final = timeout
+        self.processes: Final = Processes("jax", np.arange(size))
+        self.kept_plans: Final = _kept_plans.setdefault(coordinator_rank, KeptPlans())
         self._warn_after, self._calls = warn_after, 0
         self._call: int | None = None
         self._notes = Notes(self._client, rank, coordinator_rank, timeout)

@@ -61,7 +61,7 @@ class Notes:
         """Rank -> until when it is waited for, at most."""
         self._call = 0
         """What this rank calls, if that is known; see `CALLS`."""
-        self.operation = ""
+        self.operation: str = ""
         """The save or load, as this rank counts them; empty before the first."""
 
     def begin(self, operation: str) -> None:

@@ -49,9 +49,9 @@ class InTime:
     """A client whose calls end in time, even if the process that answers is stopped."""
 
     def __init__(self, client: Client) -> None:
-        self.until = math.inf
+        self.until: float = math.inf
         """When calls are given up, by `time.monotonic`."""
-        self.away = 0.0
+        self.away: float = 0.0
         """Seconds in which this process did not run while it waited for answers."""
         self._client = client
 

@@ -124,7 +124,7 @@ class Budget:
     """
 
     def __init__(self, budget: int) -> None:
-        self.budget = max(1, budget)
+        self.budget: int = max(1, budget)
         self._used = 0
         self._freed = threading.Condition()
 
@@ -165,9 +165,9 @@ class Pool(Budget):
     def __init__(self, *, threads: int | None, budget: int) -> None:
         super().__init__(budget)
         self._failure: BaseException | None = None
-        self.single = threads == 1
+        self.single: Final = threads == 1
         """Whether there is one thread, the caller's."""
-        self.alone = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
+        self.alone: Final = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
         """Whether the caller should digest and wait itself, if nothing else is to be done."""
         self._most, self._serving = threads or default_threads(), 0
         self._ended = False
@@ -295,9 +295,9 @@ class ProgressCounter:
     """
 
     def __init__(self, total: int, callback: Watcher, unit: str = "bytes") -> None:
-        self.total = total
+        self.total: int = total
         self._unit = unit
-        self.done = 0
+        self.done: int = 0
         # The call that knows its purpose turns True into a progress bar.
         self._callback = None if isinstance(callback, bool) else callback
         self._lock = threading.Lock()

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
+from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry, arrays
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.core.text.shown import readable_bytes
@@ -28,9 +28,10 @@ from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.budget import ProgressCounter
+from xckpt.storage.chunks.chunk import ChunkSource
 from xckpt.storage.chunks.requests import FEWEST_CHUNKS, ChunkRequest, chunks_of
 from xckpt.storage.chunks.window import ChunkWindow
-from xckpt.storage.location import check_process
+from xckpt.storage.location import Location, check_process
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.storage.refusals import kind_of
 from xckpt.storage.stored_array import StoredArray
@@ -66,7 +67,7 @@ class Checkpoint(StoredTree):
         array([0., 0.])
     """
 
-    format = "xckpt"
+    format: str = "xckpt"
     """The format in which the checkpoint was written; see `xckpt.load` for the others that are
     read."""
 
@@ -74,11 +75,11 @@ class Checkpoint(StoredTree):
         reader = ZarrStorageReader(path, options=options)
         metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
         super().__init__(self._leaf, metadata, str(reader.location))
-        self.location = reader.location
-        self.options = reader.options
-        self.chunk_source = reader.source
+        self.location: Location = reader.location
+        self.options: LoadOptions = reader.options
+        self.chunk_source: ChunkSource = reader.source
         """Reads and verifies single chunks."""
-        self.manifest = reader.source.manifest
+        self.manifest: Manifest = reader.source.manifest
         """The manifest as it is stored."""
         self.user_metadata: object = self.manifest.user
         """What the caller passed as ``metadata=`` when saving."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter, eq
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -108,8 +109,8 @@ class ZarrStorageReader:
     """The chunks of the checkpoint, once `set_up_storage_reader` has opened it."""
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
-        self.options = checked_options(options, LoadOptions, "ZarrStorageReader")
-        self.location = Location.parse(path, options)
+        self.options: LoadOptions = checked_options(options, LoadOptions, "ZarrStorageReader")
+        self.location: Final = Location.parse(path, options)
         self.host_ranks = 1
         """Ranks of the load on a host, at most: they share its memory."""
         self.patience = PATIENCE

@@ -42,7 +42,7 @@ from xckpt.storage.chunks.file_checks import content_of, lengths
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
 from xckpt.storage.location import Location, answer, check_process, open_store, storage_errors
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 AT_ONCE: Final = 256
 """Manifests that are asked for at a time: a run may have thousands of steps."""

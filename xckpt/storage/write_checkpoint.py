@@ -79,10 +79,10 @@ class ZarrStorageWriter(PlainStorageWriter):
     ) -> None:
         self.overwrite = overwrite
         self.options = given = checked_options(options, SaveOptions, "ZarrStorageWriter")
-        self.target = Location.parse(path, options)
-        self.base = None if base is None else os.fspath(base)
-        self.lasting = base is None
-        self.shared_bytes = 0
+        self.target: Location = Location.parse(path, options)
+        self.base: str | None = None if base is None else os.fspath(base)
+        self.lasting: bool = base is None
+        self.shared_bytes: int = 0
         """Bytes not written by this rank, because they are shared with the base."""
         super().__init__(GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.cuts))
         self._base = None if base is None else _base_of(base, self.target, given, self.codecs)

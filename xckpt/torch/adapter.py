@@ -100,7 +100,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
         tensor([1., 2.])
     """
 
-    leaves = (torch.Tensor,)
+    leaves: tuple[type[torch.Tensor], ...] = (torch.Tensor,)
     by_class = True
 
     def describe(self, leaf: torch.Tensor, name: str) -> TensorLeaf:

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
-from typing import cast
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -101,7 +101,7 @@ class TorchGroup:
         # Now: training may destroy the process group while a save in the background uses this one.
         self._has_gloo = "cpu:gloo" in dist.get_backend_config(group).split(",")
         numbers = dist.get_process_group_ranks(group)
-        self.processes = Processes("torch", np.array(numbers, np.int64))
+        self.processes: Final = Processes("torch", np.array(numbers, np.int64))
         """The ranks of these processes among all; see `NumberedGroup`."""
         self._given_timeout, self._warn_after = timeout, warn_after
         self._purpose, self._call = "xckpt", 0

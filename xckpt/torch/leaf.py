@@ -32,7 +32,9 @@ from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 
 _TORCH: Final[dict[str, torch.dtype]] = {
-    name: dtype for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+    name: getattr(torch, name)
+    for name in DTYPES
+    if isinstance(getattr(torch, name, None), torch.dtype)
 }
 _NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in _TORCH.items()}
 

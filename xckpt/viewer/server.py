@@ -60,8 +60,8 @@ class PageServer(ThreadingHTTPServer):
     """Connections that wait to be accepted; with five, a sixth is tried again a second later."""
 
     def __init__(self, view: CheckpointView, port: int = 0) -> None:
-        self.view = view
-        self.token = secrets.token_urlsafe(24)
+        self.view: CheckpointView = view
+        self.token: Final = secrets.token_urlsafe(24)
         self._comparing: dict[str, Progress] = {}
         """Path of another checkpoint -> how far the comparison with it is."""
         super().__init__((ADDRESS, port), _Handler)

@@ -70,11 +70,11 @@ class CheckpointView:
         beside: Sequence[str] = (),
         progress: Watcher = None,
     ) -> None:
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         self._open, self._plan, self._other = open, plan, diff
         self._beside, self._progress = beside, progress
         self._seen: dict[str, CheckpointView] = {}
-        self.token = secrets.token_hex(8)
+        self.token: str = secrets.token_hex(8)
         """Identifies this look at the path; later ones may have other leaves."""
 
     @cached_property

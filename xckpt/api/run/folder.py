@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -49,8 +49,8 @@ class RunFolder:
             )
         self.group = group
         self.kept = kept
-        self.roots = (kept,) if temporary is None else (kept, temporary)
-        self.is_coordinator = group.rank == group.coordinator
+        self.roots: Final = (kept,) if temporary is None else (kept, temporary)
+        self.is_coordinator: Final = group.rank == group.coordinator
         self.damaged: set[tuple[bool, str]] = set()
         """The steps that could not be restored, by `key_of`."""
         self._known = Steps()

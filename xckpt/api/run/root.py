@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xckpt.api.save import Path
 from xckpt.core.run.record import StepRecord
@@ -19,7 +19,7 @@ from xckpt.errors import PathError, StorageError, XckptError
 if TYPE_CHECKING:
     from xckpt.storage.run_steps import Steps
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 LEFTOVERS = 86400.0
 """Seconds for which the run has to have saved since a save or deletion began whose owner may be
@@ -42,10 +42,10 @@ class RunRoot:
         from xckpt.storage.location import Location
         from xckpt.storage.run_steps import Remover
 
-        self.location = Location.parse(root)
+        self.location: Final = Location.parse(root)
         self.memory_bytes = memory_bytes
         self.temporary = temporary
-        self.remover = Remover(self.location, rate)
+        self.remover: Final = Remover(self.location, rate)
 
     def is_at(self, other: RunRoot) -> bool:
         """Whether it is the same place as another root, whatever links lead there."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, SupportsFloat, SupportsIndex, cast
+from typing import Any, Final, SupportsFloat, SupportsIndex, cast
 
 from xckpt.api.run.folder import RunFolder
 from xckpt.api.save import save_async
@@ -32,7 +32,7 @@ from xckpt.engine.run.decision import Decision, Rounds
 from xckpt.engine.run.preemption import Preemption
 from xckpt.options import SaveOptions, check_flags
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 NEWER = (
     "%s: step %d is saved though newer steps are there, up to step %d: restore() finds that one, "
@@ -66,9 +66,9 @@ class RunSaves:
         self.rules = rules
         self.options = options
         self.bases = bases
-        self.signal = Preemption(signals_of(policy for each in rules for policy in each.save))
+        self.signal: Final = Preemption(signals_of(p for each in rules for p in each.save))
         self._rounds = Rounds(folder.group)
-        self.preempted = False
+        self.preempted: bool = False
         """Whether some rank was asked to end; the same on all ranks."""
         self.last: StepRecord | None = None
         """The last step that was saved or restored."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -148,14 +149,14 @@ class Canvas:
     """
 
     def __init__(self, down: Axis, across: Axis) -> None:
-        self.axes = (down, across)
+        self.axes: Final = (down, across)
         rows, columns = down.last + 1, across.last + 1
         self.level: NDArray[np.int64] = np.zeros((rows, columns + 1), np.int64)
         """Weight of the line from each character to the one on its left."""
         self.upright: NDArray[np.int64] = np.zeros((rows + 1, columns), np.int64)
         """Weight of the line from each character to the one above it."""
-        self.marks = np.full((rows, columns), " ")
-        self.styles = np.full((rows, columns), "", dtype=object)
+        self.marks: Final = np.full((rows, columns), " ")
+        self.styles: Final = np.full((rows, columns), "", dtype=object)
 
     def span(self, box: Box, inside: int = 0) -> tuple[slice, slice]:
         """The characters of a box, or those ``inside`` its outline."""

@@ -172,7 +172,7 @@ def leaf_arrays(leaf: Entry, first: int = 0) -> Iterator[ZarrArray]:
         yield ZarrArray(leaf.name, number, leaf.dtype, *row, at, leaf.shape, names)
 
 
-LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
+LITTLE_ENDIAN: dict[str, object] = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 def array_metadata(

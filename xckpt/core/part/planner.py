@@ -35,7 +35,7 @@ class PartPlanner(LoadPlanner):
     def begin_load(self, *, in_place: bool) -> None:
         """Tell the planner what the load is."""
         self._planner.begin_load(in_place=in_place)
-        self.in_place = self._planner.in_place
+        self.in_place: bool = self._planner.in_place
 
     @property
     def targets(self) -> Mapping[str, TargetLeaf | None]:

@@ -191,9 +191,9 @@ class WriteItems(Sequence[WriteItem]):
     def __init__(
         self, table: LeafTable, blocks: Iterable[Block], kinds: NDArray[np.int32] | None = None
     ) -> None:
-        self.table = table
-        self.of_kinds = tuple(blocks)
-        self.kinds = np.arange(len(table), dtype=np.int32) if kinds is None else kinds
+        self.table: Final = table
+        self.of_kinds: Final = tuple(blocks)
+        self.kinds: Final = np.arange(len(table), dtype=np.int32) if kinds is None else kinds
         self._blocks = self.of_kinds if kinds is None else None
         self._order: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 

@@ -168,13 +168,13 @@ class DefaultLoadPlanner(LoadPlanner):
         for name, given in functions.items():
             if given is not None and not callable(given):
                 raise wrong_argument("DefaultLoadPlanner", name, "a function", given)
-        self.strictness = Strictness.of(strict, missing, unexpected)
+        self.strictness: Strictness = Strictness.of(strict, missing, unexpected)
         self.cast, self.in_place, self.always_in_place = cast, in_place, in_place
         self._new_leaves, self._picks = new_leaves or numpy_leaves, picks
         self._deserialise = deserialise
-        self.metadata = Metadata({})
-        self._leaves = self.state_dict = dict[str, object]()
-        self.is_coordinator = False
+        self.metadata: Metadata = Metadata({})
+        self.state_dict: dict[str, object] = {}
+        self.is_coordinator: bool = False
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
         self._likes: Mapping[str, object] = {}
@@ -206,7 +206,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self._state = state_dict
         self._objects = LoadedObjects(flat, self.metadata, self.adapters)
         self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
-        self._leaves = self.state_dict = dict(self._likes)
+        self.state_dict = dict(self._likes)
         self.is_coordinator = is_coordinator
         self._fills_alone = all(map(self._is_default, ("resolve_tensor", "commit_tensor")))
         likes, picks, deserialises = self._likes, self._picks, self._deserialise is not None
@@ -293,7 +293,7 @@ class DefaultLoadPlanner(LoadPlanner):
         decoded = decode_content(name, stored.kind, value.getvalue(), self._deserialise)
         wanted = self._wanted[name]
         if wanted is None:
-            self._leaves[name] = decoded
+            self.state_dict[name] = decoded
         else:
             assert isinstance(decoded, int | float | complex)
             fill(wanted.target, decoded, name, self.adapters, cast=self.cast)
@@ -338,7 +338,7 @@ class DefaultLoadPlanner(LoadPlanner):
     def result(self) -> object:
         """The loaded tree; objects are filled in place, or else their state is in their place."""
         found = self._wanted, self.metadata
-        loaded = loaded_leaves(self._likes, self._leaves, *found, counted=not self._fills_alone)
+        loaded = loaded_leaves(self._likes, self.state_dict, *found, counted=not self._fills_alone)
         if self._state is None:
             return unflatten(loaded, self.metadata.containers)
         if self.in_place:

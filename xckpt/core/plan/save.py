@@ -274,7 +274,7 @@ class DefaultSavePlanner(SavePlanner):
 
         Raises:
             PlanError: this rank has no such leaf, or no local shard holds the box.
-        UnsupportedLeafError: ``serialise`` failed.
+            UnsupportedLeafError: ``serialise`` failed.
         """
         name = write_item.index.fqn
         leaf = self._leaves.get(name)

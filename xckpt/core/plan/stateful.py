@@ -17,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Final
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import ObjectState
@@ -90,7 +91,7 @@ class LoadedObjects:
     def __init__(self, flat: FlatTree, metadata: Metadata, adapters: Adapters) -> None:
         self.flat = flat
         # Without objects they are the tree's leaves, of which there may be very many.
-        self.likes = dict(flat.leaves) if flat.objects else flat.leaves
+        self.likes: Final = dict(flat.leaves) if flat.objects else flat.leaves
         """Leaf name -> target, for the whole tree."""
         self.fresh: set[str] = set()
         """The targets that stand for new leaves, even in a load in place."""

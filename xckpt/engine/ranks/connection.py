@@ -85,9 +85,9 @@ class Connection:
         """The rank at the other end, once it is known."""
         self.frames: deque[Frame] = deque()
         """Frames that have come and were not yet handled."""
-        self.end = ""
+        self.end: str = ""
         """Why nothing more comes; empty while the connection stands."""
-        self.heard = time.monotonic()
+        self.heard: float = time.monotonic()
         """When bytes last came, or were taken after a wait; or when the other end made progress."""
         self._outgoing: deque[memoryview] = deque()
         self._incoming = memoryview(bytearray(HEADER.size))

@@ -40,10 +40,11 @@ class Links:
 
     def __init__(self, token: bytes, listener: socket.socket | None = None) -> None:
         self.to: dict[int, Connection] = {}
-        self.first, self.second = token[: TOKEN_BYTES // 2], token[TOKEN_BYTES // 2 :]
+        self.first: Final = token[: TOKEN_BYTES // 2]
+        self.second: Final = token[TOKEN_BYTES // 2 :]
         """What the ranks that connect show, and what they are answered."""
         self._listener = listener
-        self.refused = ""
+        self.refused: str = ""
         """Why this process can accept no further connection; empty while it can."""
         self.sending: set[Connection] = set()
         """Connections that still have something to send."""

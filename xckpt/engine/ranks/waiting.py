@@ -19,7 +19,7 @@ from typing import Final
 
 from xckpt.errors import RankFailure, RanksFailedError, ranks_in_words
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 SILENT: Final = "TimeoutError"
 """The kind of failure of a rank that was given up."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
@@ -28,7 +28,7 @@ from xckpt.engine.ranks.group import Group, SuspectingGroup
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.progress import Metrics
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 Step = Callable[[str], AbstractContextManager[object]]
 """Gives the context of a step, by its name."""
@@ -60,7 +60,7 @@ class WatchedGroup:
         self.rank: int = group.rank
         self.size: int = group.size
         self.coordinator: int = group.coordinator
-        self.waited = waited
+        self.waited: float = waited
         self._group = group
 
     def gather(self, data: bytes) -> list[bytes] | None:

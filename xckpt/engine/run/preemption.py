@@ -62,8 +62,8 @@ class Preemption:
     """
 
     def __init__(self, signals: Iterable[signal.Signals] = (signal.SIGTERM,)) -> None:
-        self.signals = tuple(signals)
-        self.notices = preemption_notices()
+        self.signals: Final = tuple(signals)
+        self.notices: Final = preemption_notices()
         """What to ask at each step, besides the signals."""
         self._noted: list[int] = []
         """The signals that have come, each once."""

@@ -95,7 +95,7 @@ class DCPSource(MappedSource):
         if skip_objects:
             objects = {fqn: leaf for fqn, leaf in leaves.items() if isinstance(leaf, Opaque)}
             leaves = {fqn: leaf for fqn, leaf in leaves.items() if fqn not in objects}
-            self.skipped = {fqn: leaf.reason for fqn, leaf in objects.items()}
+            self.skipped: Mapping[str, str] = {fqn: leaf.reason for fqn, leaf in objects.items()}
         with naming(folder):
             tree = flatten(_tree(described, leaves, memory))
         super().__init__(folder, tree, MOST_OPEN)

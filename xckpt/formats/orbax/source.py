@@ -75,8 +75,8 @@ class OrbaxSource(TensorSource):
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         self._memory = Allowance.of(options)
         given = existing_path(path)
-        self.path = find_item(given)
-        self.threads = reading_threads(self.path)
+        self.path: Final = find_item(given)
+        self.threads: int | None = reading_threads(self.path)
         with self._memory.passing() as needed:
             data = read_json(self.path / TREE, needed)
             with naming(self.path / TREE):
@@ -85,21 +85,21 @@ class OrbaxSource(TensorSource):
         self._memory.take(kept, f"{self.path / TREE}: what it lists")
         user = user_metadata(given, self.path, tree.custom, self._memory)
         with naming(given):
-            self.metadata = metadata_texts(user or None)
+            self.metadata: Mapping[str, str] = metadata_texts(user or None)
         """Custom metadata, and items of JSON."""
-        self.containers = _containers(tree)
+        self.containers: Mapping[str, str] = _containers(tree)
         with naming(self.path):
             leaves = _by_name(tree, self.containers)
             stored = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
-            self.leaf_names = by_mapping_name(stored)
+            self.leaf_names: Mapping[str, str] = by_mapping_name(stored)
         by_name = {name: leaves[leaf] for name, leaf in self.leaf_names.items()}
         arrays = self._open(tree, by_name)
         self._arrays = {name: arrays[name] for name in arrays if by_name[name].kind in ARRAYS}
-        self.specs = {
+        self.specs: Mapping[str, TensorSpec] = {
             name: TensorSpec(array.shape, array.dtype) for name, array in self._arrays.items()
         }
-        self.values = self._values(by_name, arrays)
-        self.annotations = self._annotations(by_name)
+        self.values: Mapping[str, object] = self._values(by_name, arrays)
+        self.annotations: Mapping[str, str] = self._annotations(by_name)
         self._identity = self._digest(data)
 
     def _open(self, tree: Tree, leaves: Mapping[str, Leaf]) -> dict[str, StoredZarr]:

@@ -74,7 +74,7 @@ class SafetensorsSink(TensorSink):
     ) -> None:
         super().__init__(path, overwrite=overwrite)
         self.max_shard_bytes = max_shard_bytes
-        self.single = self.path.name.endswith(SUFFIX)
+        self.single: Final = self.path.name.endswith(SUFFIX)
         self._planned: dict[str, tuple[bytes, Header]] = {}
         """Name of each file -> its first bytes, length and header."""
         self._places: dict[str, tuple[str, TensorSpan]] = {}

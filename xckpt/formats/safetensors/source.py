@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -87,8 +88,8 @@ class SafetensorsSource(TensorSource):
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         memory = Allowance.of(options)
-        self.path = existing_path(path)
-        self.threads = reading_threads(self.path)
+        self.path: Final = existing_path(path)
+        self.threads: int | None = reading_threads(self.path)
         files = find_files(self.path, SUFFIX, memory)
         named = [(file.name, file) for file in files.paths]
         opened = map_named(self.path, partial(_open, memory=memory), named)
@@ -107,14 +108,16 @@ class SafetensorsSource(TensorSource):
             for each in header.metadata.items()
             if each not in FORMAT.items()
         )
-        self.values = _values(self.path, texts.pop(VALUES, None))
+        self.values: Mapping[str, object] = _values(self.path, texts.pop(VALUES, None))
         """Python values that xckpt has put there, by mapping name."""
-        self.metadata = texts
+        self.metadata: Mapping[str, str] = texts
         """The other texts that the files carry."""
-        self.specs = {
+        self.specs: Mapping[str, TensorSpec] = {
             name: TensorSpec(place.shape, place.dtype) for name, (_, place) in self._places.items()
         }
-        self.leaf_names = {name: join_keys(keys_of(name)) for name in (*self.specs, *self.values)}
+        self.leaf_names: Mapping[str, str] = {
+            name: join_keys(keys_of(name)) for name in (*self.specs, *self.values)
+        }
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """1 in each dimension: any part is as good; in a bucket what one request brings."""

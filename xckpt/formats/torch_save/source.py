@@ -105,21 +105,24 @@ class MappedSource(TensorSource):
 
     def __init__(self, path: FilePath, tree: FlatTree, most_open: int | None = None) -> None:
         self.path = path
-        self.threads = reading_threads(path)
-        self.containers = tree.containers
+        self.threads: int | None = reading_threads(path)
+        self.containers: Mapping[str, str] = tree.containers
         with naming(path):
-            self.leaf_names = by_mapping_name(tree.leaves)
+            self.leaf_names: Mapping[str, str] = by_mapping_name(tree.leaves)
         leaves = {name: tree.leaves[leaf] for name, leaf in self.leaf_names.items()}
         self._tensors: dict[str, MappedParts] = {}
-        self.specs, self.values = {}, {}
+        specs: dict[str, TensorSpec] = {}
+        values: dict[str, object] = {}
         for name, leaf in leaves.items():
             if isinstance(leaf, MappedTensor):
                 leaf = MappedParts(leaf.shape, leaf.dtype, Boxes.whole(leaf.shape), (leaf,))
             if isinstance(leaf, MappedParts):
                 self._tensors[name] = leaf
-                self.specs[name] = TensorSpec(leaf.shape, leaf.dtype)
+                specs[name] = TensorSpec(leaf.shape, leaf.dtype)
             else:
-                self.values[name] = leaf
+                values[name] = leaf
+        self.specs: Mapping[str, TensorSpec] = specs
+        self.values: Mapping[str, object] = values
         self._open_files = lru_cache(most_open)(open_file)
         self._lock = Lock()
 

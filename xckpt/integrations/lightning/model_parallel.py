@@ -59,7 +59,7 @@ class XckptModelParallelStrategy(ModelParallelStrategy):
             background=background, options=options, load_options=load_options
         )
         self._io.alone = False
-        self.checkpoint_io = self._io
+        self.checkpoint_io: XckptCheckpointIO = self._io
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Path, storage_options: object = None

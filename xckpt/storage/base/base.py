@@ -50,7 +50,7 @@ from xckpt.storage.location import Location
 from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 LEAST_PLAIN: Final = 4096
 """A chunk of fewer bytes is packed even if its base has it as a file: its zarr.json takes as much
@@ -76,8 +76,8 @@ class Base:
         options: SaveOptions,
         codecs: tuple[str, ...],
     ) -> None:
-        self.location = Location.parse(os.fspath(path), options)
-        self.problem = ""
+        self.location: Final = Location.parse(os.fspath(path), options)
+        self.problem: str = ""
         """Why nothing can be shared with the base; empty if something can."""
         self._may_lack = isinstance(path, OptionalBase)
         self._target, self._options, self._codecs = target, options, codecs

@@ -55,7 +55,7 @@ class BaseChunks:
     """
 
     def __init__(self, orders: BaseOrders, folder: str) -> None:
-        self.problem = ""
+        self.problem: str = ""
         """Why this rank can share nothing more; empty if it can."""
         self._owner = os.stat(folder).st_uid
         self._root = os.open(os.path.join(orders.folder, orders.root), os.O_RDONLY | os.O_CLOEXEC)

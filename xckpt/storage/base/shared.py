@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 from xckpt.core.manifest.packs import PACKS, PLACES
 from xckpt.core.text.printable import in_few, printable
 from xckpt.storage.location import Location
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 THREADS = 16
 """Folders that are read at a time."""

@@ -19,7 +19,7 @@ import posixpath
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -48,7 +48,7 @@ from xckpt.storage.chunks.units import Unit, digests
 from xckpt.storage.chunks.write_chunks import ChunkWrites, item_units
 from xckpt.storage.location import Location, storage_errors
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 
 class BaseContents(BasePacks, Protocol):

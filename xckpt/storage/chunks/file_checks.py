@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from pathlib import Path
+from typing import Final
 
 import tensorstore as ts
 
@@ -20,7 +21,7 @@ from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
 from xckpt.storage.location import Location, answer, open_store
 from xckpt.storage.refusals import is_permission, refusal
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 
 def file_problem(location: Location, key: str, most: int) -> str:

@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from typing import Final
 
 import numpy as np
 import xxhash
@@ -97,7 +98,7 @@ class PlainFile:
         if problem:
             self.close()
             raise CorruptCheckpointError(f"the file is {problem}")
-        self.nbytes = status.st_size
+        self.nbytes: Final = status.st_size
         """How long it is."""
         self._position = 0
         self._hash = xxhash.xxh3_128()

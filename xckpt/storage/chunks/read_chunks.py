@@ -77,7 +77,7 @@ class Destination:
         self, planner: LoadPlanner, item: ReadItem, dtype: np.dtype[np.generic], missing: int
     ) -> None:
         self.item = item
-        self.is_scratch = False
+        self.is_scratch: bool = False
         """Whether the memory is copied to its final place; known once it is resolved."""
         self._planner = planner
         self._dtype = dtype

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -272,7 +272,7 @@ class Placing:
         self._before = np.array(before, np.int64)
         """How many chunks of tensors are before each long value."""
         self._shift = np.cumsum(counts)
-        self.count = count_chunks(manifest)
+        self.count: Final = count_chunks(manifest)
         """How many chunks there are."""
 
     def numbers(self, reports: Sequence[Written], rank: int) -> NDArray[np.int64]:

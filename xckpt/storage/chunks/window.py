@@ -70,13 +70,13 @@ class ChunkWindow:
         progress: ProgressCounter | None = None,
         on_error: Callable[[XckptError], None] | None = None,
     ) -> None:
-        self.pool = Pool(threads=threads, budget=budget)
+        self.pool: Pool = Pool(threads=threads, budget=budget)
         self.source = source
         self._memory = memory
         self._landed = landed
         self._progress = progress
         self._on_error = on_error
-        self.casts = CastingCopies()  # checked at the end; what is delivered later, by its caller
+        self.casts: CastingCopies = CastingCopies()  # checked at the end, or by a later deliverer
         self._queue: deque[_Begun] = deque()
         """Reads that the caller's thread will finish."""
         self._unsent: list[ChunkRequest] = []

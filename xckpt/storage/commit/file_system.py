@@ -42,7 +42,7 @@ f2fs, overlay, ramfs, vfat, exfat, ntfs, bcachefs."""
 TELLS_FAILURE = (5, 8)
 """The first release of Linux whose syncfs reports that data could not be written."""
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 
 class Lock(Enum):

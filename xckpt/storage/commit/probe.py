@@ -41,7 +41,7 @@ from xckpt.storage.commit.folder import new_identity
 from xckpt.storage.location import Answer, Location, answer
 from xckpt.storage.refusals import is_permission, refusal, said_of
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ class ListingTrial:
 
     def __init__(self, store: ts.KvStore, target: Location) -> None:
         self._store, self._target = store, target
-        self.identity = new_identity()
+        self.identity: Final = new_identity()
         """Of the generation."""
         self._claim = KeyClaim.of(f"{GENERATIONS}/{self.identity}/{CLAIM}", self.identity)
         self._listing: ts.Future[list[bytes]] | None = None

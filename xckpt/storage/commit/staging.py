@@ -21,7 +21,7 @@ import os
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_files
 from xckpt.core.manifest.entries import Manifest
@@ -50,7 +50,7 @@ from xckpt.storage.commit.keys import KeyStaging, begin_keys, stage_beside
 from xckpt.storage.commit.leftovers import remove_tree
 from xckpt.storage.location import Access, Location, answer, open_store, storage_errors
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ class OpenFile:
         self._path = path
         flags = os.O_RDWR if write else os.O_RDONLY
         # Opening a pipe would wait for its other end.
-        self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.descriptor: int = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
 
     @property
     def path(self) -> Path:

@@ -159,7 +159,7 @@ class ZarrFolder:
         memory: Allowance | None = None,
     ) -> None:
         self.folder = folder
-        self.location = Location.parse(str(folder))
+        self.location: Final = Location.parse(str(folder))
         self.ocdbt = ocdbt
         self.fill_missing = fill_missing
         self._described = memory or Allowance()

@@ -54,7 +54,8 @@ class Exchange:
         self._far = far
         self._sockets: list[socket.socket] = []
         self._listener = self._socket()
-        self.address, self._folder = listen(self._listener)
+        address, self._folder = listen(self._listener)
+        self.address: Final = address
         self._owed: dict[int, deque[float]] = {}
         """Taker -> when the chunks were published that it has not yet answered."""
         self._threads = Threads(self.fail)

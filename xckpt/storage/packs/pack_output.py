@@ -35,7 +35,7 @@ class PackFile:
 
     def __init__(self, folder: Location, where: Location) -> None:
         self._folder, self._where = folder, where
-        self.size = 0
+        self.size: int = 0
         """Bytes that it has."""
         self._slab = bytearray()
         self._hash = xxhash.xxh3_128()
@@ -95,7 +95,7 @@ class PackObject:
 
     def __init__(self, root: ts.KvStore, where: Location) -> None:
         self._root, self._where = root, where
-        self.size = 0
+        self.size: int = 0
         """Bytes that it has."""
         self._parts: list[bytes] = []
 

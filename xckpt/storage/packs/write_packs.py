@@ -77,7 +77,7 @@ class PackWrites:
         self, root: ts.KvStore, orders: WriteOrders, where: Location, memory_bytes: int
     ) -> None:
         self._root, self._folder, self._where = root, orders.location, where
-        self.memory_bytes = pack_memory(where, memory_bytes)
+        self.memory_bytes: Final = pack_memory(where, memory_bytes)
         """What it takes of that."""
         self._full = PACK_BYTES
         if where.driver != "file":

@@ -16,6 +16,7 @@ import uuid
 import weakref
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Final
 
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
@@ -185,9 +186,9 @@ class XckptStorageReader(dcp.StorageReader):
         super().__init__()
         Location.parse(path)
         self.path = path
-        self.options = checked_options(options, LoadOptions, "XckptStorageReader")
-        self.load_id = uuid.uuid4().hex
-        self.bytes_read = 0
+        self.options: Final = checked_options(options, LoadOptions, "XckptStorageReader")
+        self.load_id: str = uuid.uuid4().hex
+        self.bytes_read: int = 0
         """Bytes of chunks that this rank has read in the last load."""
         self._load: _OpenLoad | None = None
 

@@ -96,9 +96,9 @@ class StagedSave:
         self.rank = rank
         self.is_coordinator = is_coordinator
         self.watch = watch
-        self.local = dcp.SavePlan([])
+        self.local: dcp.SavePlan = dcp.SavePlan([])
         """What this rank offers to write."""
-        self.ranks = 0
+        self.ranks: int = 0
         """How many ranks write; known to the coordinator alone."""
         self.place: StagingPlace | None = None
         """Where the save is staged; known to the coordinator alone."""
@@ -107,7 +107,7 @@ class StagedSave:
         self._undo = contextlib.ExitStack()
         self._undo.callback(writer.abort)
         self._undo.callback(forget_place, writer.target)
-        self.abort = weakref.finalize(self, self._undo.close)
+        self.abort: Final = weakref.finalize(self, self._undo.close)
         """Removes the staging, if there is one; called at the latest with the last reference."""
 
     def stage(self, ranks: int) -> StagingPlace:

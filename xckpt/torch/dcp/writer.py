@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Final
 
 import msgspec
 from torch.distributed import checkpoint as dcp
@@ -109,8 +110,8 @@ class XckptStorageWriter(dcp.StorageWriter):
         Location.parse(path)
         self.path = path
         self.overwrite = overwrite
-        self.options = checked_options(options, SaveOptions, "XckptStorageWriter")
-        self.save_id = uuid.uuid4().hex
+        self.options: Final = checked_options(options, SaveOptions, "XckptStorageWriter")
+        self.save_id: str = uuid.uuid4().hex
         self._own = _OfThread()
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar, cast, overload
+from typing import Final, TypeVar, cast, overload
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.metadata import MetadataIndex
@@ -65,8 +65,8 @@ class ReadItems(Sequence[ReadItem]):
     __slots__ = ("names", "rows")
 
     def __init__(self, names: list[str], rows: list[Row]) -> None:
-        self.names = names
-        self.rows = rows
+        self.names: Final = names
+        self.rows: Final = rows
 
     @classmethod
     def of(cls, items: Iterable[ReadItem]) -> ReadItems:
@@ -78,8 +78,8 @@ class ReadItems(Sequence[ReadItem]):
 
     def add(self, name: str, rows: Sequence[Row]) -> None:
         """Add what is read of one leaf."""
-        self.names += [name] * len(rows)
-        self.rows += rows
+        self.names.extend([name] * len(rows))
+        self.rows.extend(rows)
 
     def tensors(self) -> ReadItems:
         """Those that read tensors."""
