@@ -1,29 +1,41 @@
 """Processes that lack open files, threads or address space: success, or an error that says so.
 
 `tests.attacks.scarce` makes the calls, each in a process that has imported xckpt and nothing else:
-what is imported late is imported there.
+what is imported late is imported there. `tests.attacks.scarce_ranks` makes those of two ranks.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from tests.attacks import scarce
+from tests.attacks.scarce_ranks import TIMEOUT
+from tests.support.time_limit import ALLOWANCE
+from xckpt.storage.host.peer import Peer
 
 ADVICE = {"files": "ulimit -n", "threads": "threads", "memory": "ulimit -v"}
 """A part of what an error has to say."""
 
 
-def outcomes(kind: str, amounts: Sequence[int], folder: Path, calls: str = "") -> list[Any]:
-    command = [sys.executable, "-m", "tests.attacks.scarce", kind, calls]
+def outcomes(
+    kind: str, amounts: Sequence[int], folder: Path, calls: str = "", of: Sequence[str] = ()
+) -> list[Any]:
+    """What `tests.attacks.scarce` prints, or `scarce_ranks` for ``of`` a framework and ranks."""
+    module = "tests.attacks.scarce_ranks" if of else "tests.attacks.scarce"
+    command = [sys.executable, "-m", module, *of[:1], kind, *of[1:], calls]
     command += [",".join(map(str, amounts))]
     environment = {"PYTHONPATH": ":".join(filter(None, sys.path)), "TMPDIR": str(folder)}
-    run = subprocess.run(command, capture_output=True, env=environment, timeout=500, check=False)
+    run = subprocess.run(command, capture_output=True, env=environment, timeout=1700, check=False)
     assert run.returncode == 0, run.stderr.decode()[-3000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
 
@@ -36,6 +48,52 @@ def check(kind: str, amounts: Sequence[int], folder: Path, calls: str = "") -> l
         fair = outcome == "done" or (outcome == "xckpt" and ADVICE[kind] in text)
         assert fair, (call, amount, outcome, text)
     return seen
+
+
+def check_ranks(
+    framework: str, kind: str, rank: int, amounts: Sequence[int], folder: Path, calls: str = ""
+) -> list[Any]:
+    """The same of two ranks, of which one lacks something: the other names it, in time."""
+    seen = outcomes(kind, amounts, folder, calls, (framework, str(rank)))
+    assert seen
+    for call, amount, where, outcome, text, seconds in seen:
+        named = ADVICE[kind] in text or (
+            where != rank and f"rank {rank}" in text and "[Errno" not in text
+        )
+        fair = outcome == "done" or (outcome == "xckpt" and named)
+        assert fair, (call, amount, where, outcome, text)
+        assert seconds < TIMEOUT + 2 * ALLOWANCE, (call, amount, where, outcome, text, seconds)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("framework", "calls", "amounts"),
+    [
+        ("torch", "manager.restore", [1]),
+        pytest.param("torch", "manager.restore", [4], marks=pytest.mark.thorough),
+        pytest.param("jax", "save", [1], marks=pytest.mark.thorough),
+    ],
+)
+def test_a_rank_with_few_files(
+    tmp_path: Path, framework: str, calls: str, amounts: Sequence[int]
+) -> None:
+    seen = check_ranks(framework, "files", 1, amounts, tmp_path, calls)
+    assert [outcome for *_, outcome, _, _ in seen[:2]] == ["xckpt", "xckpt"]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "amounts"),
+    [("files", range(6)), ("threads", range(7)), ("memory", [20, 130, 400, 1200])],
+)
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_every_call_of_ranks(
+    tmp_path: Path, framework: str, kind: str, amounts: Sequence[int], rank: int
+) -> None:
+    seen = check_ranks(framework, kind, rank, amounts, tmp_path)
+    assert {outcome for *_, outcome, _, _ in seen} == {"done", "xckpt"}
 
 
 @pytest.mark.parametrize("calls", ["save", "delete", "manager.restore", "convert,xckpt convert"])
@@ -68,3 +126,12 @@ def test_no_room_for_tensorstore(tmp_path: Path) -> None:
 def test_every_call(tmp_path: Path, kind: str, amounts: Sequence[int]) -> None:
     seen = check(kind, amounts, tmp_path)
     assert {outcome for _, _, outcome, _ in seen} == {"done", "xckpt"}
+
+
+def test_shared_memory_comes_where_no_descriptor_is_left() -> None:
+    here, there = socket.socketpair()
+    with here, there, open(os.memfd_create("slots"), "r+b") as memory:
+        memory.truncate(64)
+        Peer(0, there, 5).send_slots(memory.fileno(), np.zeros((1, 64), np.uint8))
+        outcome, text = scarce.forked(lambda: Peer(1, here, 5).receive_slots(), "files", 0)
+    assert outcome == "xckpt" and ADVICE["files"] in text and "rank 1 shares" in text

@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 from xckpt.convert.family import family
-from xckpt.engine.limits import exhausted
 from xckpt.mapping.infer.infer import Inference, infer
 from xckpt.mapping.mapping import LeafMapping as Mapping
 from xckpt.mapping.optimizer.rules import with_optimizer
@@ -39,8 +38,5 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import what reads and writes when it is first used."""
     if name == "convert":
-        try:
-            return importlib.import_module("xckpt.convert.run").convert
-        except OSError as error:
-            raise exhausted(error) or error from error
+        return importlib.import_module("xckpt.convert.run").convert
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

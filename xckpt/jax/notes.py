@@ -25,7 +25,7 @@ import msgspec
 from xckpt.engine.ranks.group import other_call
 from xckpt.engine.ranks.patience import GRACE_SECONDS, suspected_until
 from xckpt.engine.ranks.waiting import SILENT, given_up
-from xckpt.errors import RankFailure
+from xckpt.errors import RankFailure, StorageError
 from xckpt.jax.service import InTime, silent_ranks
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -183,7 +183,7 @@ class Notes:
 
     def _put(self, key: str, value: object, *, again: bool = False) -> None:
         self._client.until = time.monotonic() + GRACE_SECONDS / 2
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, StorageError):  # no answer, or no thread to wait
             self._client.key_value_set_bytes(key, _encode(value), again)
 
     @property

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from xckpt.engine.ranks.group import other_call
 from xckpt.engine.ranks.waiting import Board, Waiting, wait_in_thread
+from xckpt.errors import StorageError
 
 PURPOSES: Final = "xckpt", "xckpt/background"
 """The connections of a process group: see `xckpt.torch.group`."""
@@ -98,5 +99,5 @@ class StoreBoard(Board):
         waiting = Waiting(self._rank, self._coordinator, list)
         try:
             self._is_deaf = not wait_in_thread(call, waiting, STORE_SECONDS)
-        except RuntimeError:  # also of Python, which can start no thread
+        except (RuntimeError, StorageError):  # the store's, or there is no thread to wait in
             self._is_deaf = True

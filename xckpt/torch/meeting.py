@@ -17,12 +17,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from xckpt.engine.limits import exhausted
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED
 from xckpt.engine.ranks.rendezvous import Invitation, invite, reach
 from xckpt.engine.ranks.star import Star
 from xckpt.engine.ranks.waiting import CLOSED, SILENT, Waiting, given_up, silence, wait_in_thread
-from xckpt.errors import RankFailure, RanksFailedError
+from xckpt.errors import RankFailure, RanksFailedError, StorageError
 from xckpt.torch.board import StoreBoard
 
 TAG: Final = 0x78636B70
@@ -103,7 +104,7 @@ def _unmet(error: Exception, rank: int, coordinator: int) -> RankFailure:
     """Why the ranks did not meet: the store, or this process, which may open no file, failed."""
     if isinstance(error, dist.DistError):
         return RankFailure(coordinator, CLOSED, f"the store of the process group: {error}")
-    return RankFailure.of(rank, error)
+    return RankFailure.of(rank, exhausted(error) or error)
 
 
 class _Meeting:
@@ -134,7 +135,7 @@ class _Meeting:
         try:
             links, invitation = invite(self._size, _server_of(self._store))
         except OSError as error:
-            failures = [RankFailure.of(self._rank, error)]
+            failures = [RankFailure.of(self._rank, exhausted(error) or error)]
             self._store.set(NOTE, cast(str, _encode(failures)))
             raise given_up(failures) from error
         self._store.set(INVITATION, cast(str, _encode(invitation)))
@@ -206,14 +207,14 @@ def _leave_note(store: dist.Store, waiting: Waiting, failures: Sequence[RankFail
         store.set(NOTE, cast(str, _encode(list(failures))))
 
     # Where the store has died with a rank, no late one can ask it.
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, StorageError):
         wait_in_thread(leave, waiting, NOTE_SECONDS)
 
 
 def _find_note(store: dist.Store, waiting: Waiting) -> Sequence[RankFailure]:
     """What a rank says in the store that gave others up; nothing if the store does not answer."""
     found: list[RankFailure] = []
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, StorageError):
         wait_in_thread(lambda: found.extend(_await_note(store)), waiting, 3 * NOTE_SECONDS)
     return found
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Final
 
+from xckpt.engine.limits import exhausted
 from xckpt.errors import RankFailure, RanksFailedError, ranks_in_words
 
 logger: Final = logging.getLogger("xckpt")
@@ -120,6 +121,10 @@ def wait_in_thread(
     That happens after ``seconds``, or when ``should_stop``, which is asked now and then, is true.
     The call then continues in its thread, and what it raises is dropped. ``excuse`` is called with
     seconds in which this process did not run.
+
+    Raises:
+        StorageError: this process may start no more threads.
+        Exception: what the call raises.
     """
     ended: futures.Future[None] = futures.Future()
 
@@ -131,7 +136,10 @@ def wait_in_thread(
         else:
             ended.set_result(None)
 
-    threading.Thread(target=run, name="xckpt-wait", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="xckpt-wait", daemon=True).start()
+    except RuntimeError as error:
+        raise exhausted(error) or error from error
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     while True:
         left = min(waiting.seconds_left, SLICE_SECONDS, deadline - time.monotonic())

@@ -10,6 +10,7 @@ next `listen` removes it. Processes of other users are refused.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import secrets
@@ -27,6 +28,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.engine.limits import FILES
 from xckpt.engine.ranks.alive import WORK
 from xckpt.engine.ranks.waiting import SILENT, Presence, given_up, silence
 from xckpt.errors import RankFailure, RanksFailedError, StorageError
@@ -152,18 +154,25 @@ class Peer:
             self._patiently(lambda: socket.send_fds(self._connection, [shape], [descriptor]))
 
     def receive_slots(self) -> Bytes:
-        """Receive shared memory."""
+        """Receive shared memory.
+
+        Raises:
+            StorageError: also where this process may open no more files.
+            OSError: there is no address space left for it.
+        """
         with self._naming():
             found = self._patiently(lambda: socket.recv_fds(self._connection, 16, 1))
-            shape, descriptors, _, _ = found
-            try:
-                if len(shape) < 16 or not descriptors:
-                    raise OSError("it closed its socket")
-                count, slot_bytes = struct.unpack("<2q", shape)
-                return mapped(descriptors[0], count, slot_bytes)
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            shape, descriptors, flags, _ = found
+            if len(shape) < 16 or not (descriptors or flags & socket.MSG_CTRUNC):
+                raise OSError("it closed its socket")
+        if not descriptors:
+            what = f"the memory that rank {self.rank} shares"
+            raise StorageError(f"{what}: {os.strerror(errno.EMFILE)}; {FILES}")
+        try:
+            count, slot_bytes = struct.unpack("<2q", shape)
+            return mapped(descriptors[0], count, slot_bytes)
+        finally:
+            os.close(descriptors[0])
 
     def _patiently(
         self, move: Callable[[], Moved], since: Callable[[], float] | None = None
