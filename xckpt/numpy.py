@@ -81,7 +81,6 @@ class NumpyAdapter(Adapter[Leaf]):
     """
 
     leaves: tuple[type, ...] = (np.ndarray, np.generic)
-    by_class = True
 
     def describe(self, leaf: Leaf, name: str) -> HostSource:
         """An array or a scalar as a source.

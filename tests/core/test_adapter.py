@@ -8,6 +8,7 @@ import pytest
 import xckpt.numpy
 from conformance.implementations import sharded_arrays
 from tests.support.sharded_arrays import Target, Wanted, cut
+from tests.support.steps import steps
 from xckpt.core.adapter import NO_ADAPTERS, Adapter, Adapters, Children
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import HostSource, LazySource, SourceLeaf, TargetLeaf
@@ -153,6 +154,36 @@ def test_the_owner_of_a_class_is_asked_about_one_instance():
     adapters = Adapters((counting,))
     assert all(adapters.owner(Thing()) is counting for _ in range(9))
     assert counting.asked == 1
+
+
+class Named(type):
+    """The class of classes that have some instances of others."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return hasattr(instance, "chosen")
+
+
+class ByName(metaclass=Named):
+    """A leaf of any class, with a mark."""
+
+
+def test_an_adapter_that_names_classes_is_not_asked_about_each_instance() -> None:
+    adapter = Adapter[Thing]()
+    adapter.leaves = (Thing,)
+    source = HostSource((2, 3), "float64", WHOLE, (W,))
+    adapters = Adapters((adapter,))
+    for leaf in (Thing(), source):
+        assert adapters.owner(leaf) is adapters.owner(leaf)
+        assert steps(lambda leaf=leaf: adapters.owner(leaf)) == steps(lambda: None) + 1
+
+
+def test_a_class_that_has_instances_of_others_is_asked_about_each() -> None:
+    adapter = Adapter[ByName]()
+    adapter.leaves = (ByName,)
+    chosen, adapters = Thing(), Adapters((adapter,))
+    vars(chosen)["chosen"] = True
+    assert adapters.owner(chosen) is adapter
+    assert adapters.owner(Thing()) is None
 
 
 def test_an_adapter_of_some_instances_is_asked_about_each():

@@ -51,7 +51,7 @@ class Adapter(Generic[Leaf]):
 
     leaves: tuple[type[Leaf], ...] = ()
     """The classes whose instances are this framework's leaves."""
-    by_class = False  # whether `owns` says the same of all instances of a class
+    by_class = False  # whether an `owns` of its own says the same of all instances of a class
 
     def owns(self, leaf: object) -> bool:
         """Whether an object is this framework's: a leaf, or what a planner makes of one."""
@@ -100,15 +100,8 @@ class Adapter(Generic[Leaf]):
         """How to copy what `describe` gave."""
 
         def rebuild(copies: Sequence[NDArray[np.generic]]) -> HostSource:
-            return HostSource(
-                tuple(source.shape),
-                source.dtype,
-                source.boxes,
-                tuple(copies),
-                source.sharded,
-                source.sharding,
-                source.annotation,
-            )
+            shape, about = tuple(source.shape), (source.sharded, source.sharding, source.annotation)
+            return HostSource(shape, source.dtype, source.boxes, tuple(copies), *about)
 
         count = len(source.boxes)
         if isinstance(source, TransferringLeaf):
@@ -211,9 +204,10 @@ class Adapters:
         """The adapter whose leaf an object is."""
         if type(leaf) in self._owners:  # as of most leaves
             return self._owners[type(leaf)]
-        for number, adapter in enumerate(self.known):
+        asked = _SOURCES, *self.known
+        for number, adapter in enumerate(asked, 1):
             if adapter.owns(leaf):
-                if all(each.by_class for each in self.known[: number + 1]):
+                if all(map(_owns_by_class, asked[:number])):
                     self._owners[type(leaf)] = adapter
                 return adapter
         return next((each for each in self._all() if each.owns(leaf)), None)
@@ -340,6 +334,12 @@ class Adapters:
 
 NO_ADAPTERS: Final = Adapters()
 """Knows no framework: every object but a builtin container or value is unknown."""
+
+
+def _owns_by_class(adapter: Adapter[Any]) -> bool:
+    """Whether an adapter owns all instances of a class or none."""
+    usual = all(type(each).__instancecheck__ is type.__instancecheck__ for each in adapter.leaves)
+    return usual if type(adapter).owns is Adapter[Any].owns else adapter.by_class
 
 
 def _first(answers: Iterable[Answer | None]) -> Answer | None:

@@ -101,7 +101,6 @@ class TorchAdapter(Adapter[torch.Tensor]):
     """
 
     leaves: tuple[type[torch.Tensor], ...] = (torch.Tensor,)
-    by_class = True
 
     def describe(self, leaf: torch.Tensor, name: str) -> TensorLeaf:
         """A tensor (parameters and buffers too) or sharded tensor as a source.

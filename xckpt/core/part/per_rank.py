@@ -81,7 +81,6 @@ class PerRankAdapter(Adapter[PerRank[object]]):
     rank: int = 0
     saves: bool = False
     """Whether the tree is saved, where `PerRank.all` has no meaning."""
-    by_class = True  # it owns nothing
 
     def children(self, node: object) -> Children | None:
         """One child, named by the rank."""
