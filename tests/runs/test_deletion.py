@@ -128,15 +128,15 @@ def test_what_the_storage_refuses_is_tried_again(
 ) -> None:
     monkeypatch.setattr(remove, "DELAYS", (0.0, 0.0))
     refusals = [0]
-    delete = remove._delete_entry
+    delete = remove.delete_entry
 
-    def refused(entry: str) -> None:
-        if refusals[0] > 0 and entry.endswith("/0") and os.path.isfile(entry):
+    def refused(entry: str, folder: int | None) -> None:
+        if refusals[0] > 0 and entry in ("w/c/0/0", "w/c/1/0"):
             refusals[0] -= 1
             raise PermissionError(13, "no permission")
-        delete(entry)
+        delete(entry, folder)
 
-    monkeypatch.setattr(remove, "_delete_entry", refused)
+    monkeypatch.setattr(remove, "delete_entry", refused)
     checkpoints = xckpt.CheckpointManager(
         tmp_path, save=EverySteps(1), keep=Latest(1), options=PLAIN
     )

@@ -12,14 +12,17 @@ import pytest
 
 import xckpt
 from tests.storage.commit.test_staging import Stopping, keys, names, save_with, step_at
+from xckpt.core.manifest.own_keys import OwnKeys
 from xckpt.storage.commit import carry as carry_module
 from xckpt.storage.commit import staging as staging_module
 from xckpt.storage.commit.keys import KeyStaging
+from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location
 
 OLD = {"m": {"w": np.arange(10), "b": np.ones(3)}, "step": 1}
 NEW = {"m": {"w": np.arange(20)}, "step": 2}
+PLAIN = xckpt.SaveOptions(pack_bytes=0)
 
 
 def put_files(path: Path) -> dict[str, str]:
@@ -177,8 +180,8 @@ def test_a_name_that_is_taken_while_it_saves(tmp_path: Path) -> None:
 
 
 def appear_after_carrying(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    def carry(old: Path, new: Path) -> None:
-        carry_module.carry(old, new)
+    def carry(old: Path, new: Path, seen: OwnKeys) -> None:
+        carry_module.carry(old, new, seen)
         (old / name).unlink(missing_ok=True)
         (old / name).write_text(text)
 
@@ -211,6 +214,37 @@ def test_a_file_that_is_replaced_just_before_the_exchange(
     (kept,) = tmp_path.glob("ckpt.kept-*")
     assert (path / "notes.txt").read_text() == "first"
     assert names(kept) == ["notes.txt"] and (kept / "notes.txt").read_text() == "second"
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("when", ["before it carries", "before it exchanges"])
+@pytest.mark.parametrize("new", [OLD, NEW])
+def test_what_it_overwrites_is_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: dict[str, object], when: str, ended: bool
+) -> None:
+    """The deletion goes on in the old folder, wherever that is, and takes nothing of the new."""
+    path, hidden = tmp_path / "ckpt", list[Hidden]()
+    xckpt.save(path, OLD, options=PLAIN)
+    files = put_files(path)
+
+    def delete() -> None:
+        hidden.append(hide_checkpoint(Location.parse(path)))
+        if ended:
+            hidden[0].sweep(Pace())
+
+    def carry(old: Path, new: Path, seen: OwnKeys) -> None:
+        if when == "before it carries":
+            delete()
+        carry_module.carry(old, new, seen)
+        if when == "before it exchanges":
+            delete()
+
+    monkeypatch.setattr(staging_module, "carry", carry)
+    xckpt.save(path, new, overwrite=True, options=PLAIN)
+    hidden[0].sweep(Pace())
+    assert step_at(path) == new["step"] and xckpt.open(path).verify() == []
+    check_files(path, files)
+    assert names(tmp_path) == ["ckpt"]
 
 
 def die(staged: StagedCheckpoint) -> None:

@@ -13,6 +13,9 @@ the user's: a config.json, a tokenizer. The new folder takes the old one's place
    the new folder first. If the new one has another file of that name, the old folder keeps it,
    under the name ``NAME.kept-ID``, and a warning says so.
 4. A save killed in between leaves the old folder behind. `rescue` does 3 for the next save.
+
+A deletion of the old checkpoint may have begun meanwhile: its manifest is gone, and there is the
+claim of the deletion. Then what the save has seen of the manifest says what is the user's.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from pathlib import Path
 
 from xckpt.core.manifest.codec import MAX_BYTES, parse
 from xckpt.core.manifest.entries import Manifest
-from xckpt.core.manifest.own_keys import BY_SHAPE, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.core.text.printable import in_few
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
@@ -53,9 +56,16 @@ def own_keys(manifest: bytes | None) -> OwnKeys:
         return BY_SHAPE
 
 
-def own_keys_in(folder: Path) -> OwnKeys:
-    """The keys that belong to the checkpoint in a folder."""
-    return own_keys(manifest_in(folder))
+def own_keys_in(folder: Path, deleted: OwnKeys = BY_SHAPE) -> OwnKeys:
+    """The keys that belong to the checkpoint in a folder.
+
+    Args:
+        folder: where it is.
+        deleted: what counts if it is being deleted just now.
+    """
+    manifest = manifest_in(folder)
+    is_deleted = manifest is None and (folder / CLAIM).exists()
+    return deleted if is_deleted else own_keys(manifest)
 
 
 def names_below(folder: Path) -> list[str]:
@@ -99,31 +109,40 @@ def _foreign(folder: Path, at: str, own: OwnKeys) -> Iterator[str]:
             yield from _foreign(folder, key, own)
 
 
-def can_carry(old: Path, staging: Path, planned: Manifest | None) -> bool:
+def can_carry(old: Path, staging: Path, planned: Manifest | None) -> OwnKeys | None:
     """Whether the user's files in ``old`` can be carried over to a new folder, found out by trying.
 
     Args:
         old: the checkpoint's folder.
         staging: the folder that will take its place.
         planned: the new checkpoint, as far as it is known.
+
+    Returns:
+        The keys that are not the user's; None if the others cannot be carried over.
     """
     trial = staging / _TRIAL
+    own = own_keys_in(old)
     try:
-        files = list(foreign_files(old, own_keys_in(old)))
+        files = list(foreign_files(old, own))
         needed = OwnKeys.of(planned or Manifest((), "")) if files else OwnKeys()
         if any(needed.needs(key) for key in files):
-            return False
+            return None
         for key in files:
             _link(old, trial, key)
     except OSError:
-        return False
+        return None
     finally:
         remove_tree(trial)
-    return True
+    return own
 
 
-def carry(old: Path, new: Path) -> None:
+def carry(old: Path, new: Path, seen: OwnKeys = BY_SHAPE) -> None:
     """Link the user's files from the old folder into the new one, durably.
+
+    Args:
+        old: the folder that has the name.
+        new: the one that will have it.
+        seen: the keys of the checkpoint that was there, in case it is being deleted.
 
     Raises:
         CheckpointExistsError: the new checkpoint has files of their names.
@@ -131,7 +150,7 @@ def carry(old: Path, new: Path) -> None:
     """
     clashing: list[str] = []
     synced: set[Path] = set()
-    for key in foreign_files(old, own_keys_in(old)):
+    for key in foreign_files(old, own_keys_in(old, seen)):
         try:
             synced |= _link(old, new, key)
         except FileNotFoundError:

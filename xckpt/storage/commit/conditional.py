@@ -91,6 +91,11 @@ class KeyClaim:
         self._asked, self._since = store.read(self.key), time.monotonic()
 
     @property
+    def is_taken(self) -> bool:
+        """Whether `take` wrote it."""
+        return bool(self._taken)
+
+    @property
     def is_known(self) -> bool:
         """Whether the last look at it is young enough."""
         return time.monotonic() - self._since <= SECONDS

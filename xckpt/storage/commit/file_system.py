@@ -5,6 +5,7 @@
    `syncs_at_once` says whether one call syncs all files.
 2. `can_rename` and `can_exchange` say whether a new folder can take the place of an old one;
    `exchange` exchanges the two in one step.
+3. `opened_folder` holds a folder, whose name another may get; `delete_entry` deletes in it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import fcntl
 import logging
 import os
 import re
+import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -192,3 +194,30 @@ def exchange(a: Path, b: Path) -> None:
     if renameat2(_AT_FDCWD, source, _AT_FDCWD, target, _RENAME_EXCHANGE) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(a))
+
+
+@contextlib.contextmanager
+def opened_folder(folder: Path | None) -> Iterator[int | None]:
+    """A descriptor of a folder; None without one, or if it is gone."""
+    descriptor = None
+    if folder is not None:
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def delete_entry(entry: str, folder: int | None) -> None:
+    """Delete a file, or an empty folder, by its path in a folder that is open."""
+    try:
+        os.unlink(entry, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        if not stat.S_ISDIR(os.lstat(entry, dir_fd=folder).st_mode):
+            raise
+        with contextlib.suppress(OSError):
+            os.rmdir(entry, dir_fd=folder)  # files of the user may be in it

@@ -9,14 +9,14 @@
    says. Deletions that the storage refuses are retried, at growing intervals. Among keys it ends
    when the claim is another's: an overwrite has deleted the rest, and the path may be free again.
    An overwrite may be deleting what it has replaced: its claim goes first, and what it has sent is
-   waited for, because a save to the free path may write the same keys.
+   waited for, because a save to the free path may write the same keys. An overwrite may take the
+   place of a local folder: the folder itself is held open, whatever its name is by then.
 4. Then the claim goes, and the folder if it is empty. Other files there are the user's and stay.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
 import threading
 import time
@@ -35,6 +35,7 @@ from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.commit import conditional
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
+from xckpt.storage.commit.file_system import delete_entry, opened_folder
 from xckpt.storage.commit.folder import new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -139,26 +140,30 @@ class Hidden:
             self.others = []
         left: dict[str, Exception] = {}
         at_once = AT_ONCE if folder is not None else pace.at_once
-        for first in range(0, len(self.keys), at_once):
-            if folder is None and not self.claim.is_held(store, self.target):
-                self.keys = self.last = []
-                return None
-            some = self.keys[first : first + at_once]
-            refused = _delete(store, folder, some, self.target)
-            left |= refused
-            counter.add(len(some) - len(refused))
-            pace.after(len(some))
-            WORK.get().moved = time.monotonic()
-        self.keys = _with_folders(left, self.keys)
-        if not left:
-            left = _delete(store, folder, self.last, self.target)
+        with opened_folder(folder) as opened:
+            for first in range(0, len(self.keys), at_once):
+                if (folder is None or not first) and not self._is_here(store):
+                    self.keys = self.last = []
+                    _remove_empty(folder)
+                    return None
+                some = self.keys[first : first + at_once]
+                refused = _delete(store, opened, some, self.target)
+                left |= refused
+                counter.add(len(some) - len(refused))
+                pace.after(len(some))
+                WORK.get().moved = time.monotonic()
+            self.keys = _with_folders(left, self.keys)
+            if not left:
+                left = _delete(store, opened, self.last, self.target)
         if not left:
             self.claim.release(store, self.target)
-        if folder is not None and not left:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # the user's files may be in it
-                sync_folder(folder.parent)
+            _remove_empty(folder)
         return next(iter(left.values()), None)
+
+    def _is_here(self, store: ts.KvStore) -> bool:
+        """Whether nobody has taken the place over; a full disk may have had no room for a claim."""
+        unclaimed = self.target.folder is not None and not self.claim.is_taken
+        return unclaimed or self.claim.is_held(store, self.target)
 
 
 def _with_folders(left: Iterable[str], keys: Iterable[str]) -> list[str]:
@@ -288,32 +293,27 @@ def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, full: b
         return True
 
 
+def _remove_empty(folder: Path | None) -> None:
+    """Remove a checkpoint's folder, unless the user's files are in it, or another checkpoint."""
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            sync_folder(folder.parent)
+
+
 def _delete(
-    store: ts.KvStore, folder: Path | None, keys: list[str], target: Location
+    store: ts.KvStore, folder: int | None, keys: list[str], target: Location
 ) -> dict[str, Exception]:
     """Delete keys; why some are left. A local folder that is not empty is not left."""
     left: dict[str, Exception] = {}
-    if folder is not None:
-        for key in keys:
-            try:
-                _delete_entry(f"{folder}/{key}")
-            except OSError as error:
-                left[key] = error
-        return left
-    return delete_keys(store, keys, target)
-
-
-def _delete_entry(entry: str) -> None:
-    """Delete a file, or an empty folder."""
-    try:
-        os.unlink(entry)
-    except FileNotFoundError:
-        pass
-    except OSError:
-        if not os.path.isdir(entry) or os.path.islink(entry):
-            raise
-        with contextlib.suppress(OSError):
-            os.rmdir(entry)  # files of the user may be in it
+    if target.folder is None:
+        return delete_keys(store, keys, target)
+    for key in keys if folder is not None else ():
+        try:
+            delete_entry(key, folder)
+        except OSError as error:
+            left[key] = error
+    return left
 
 
 def remove_checkpoint(target: Location, progress: Watcher = None) -> None:

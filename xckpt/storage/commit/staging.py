@@ -25,7 +25,7 @@ from typing import ClassVar, Final, TypeAlias
 
 from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_files
 from xckpt.core.manifest.entries import Manifest
-from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
+from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import can_carry, carry, remove_old, rescue
 from xckpt.storage.commit.file_system import (
@@ -157,6 +157,8 @@ class StagedCheckpoint(StagedFolder):
     """`location` relative to the manifest."""
     exchanging: bool = field(default=False, init=False)
     """Whether the two folders may have been exchanged."""
+    seen: OwnKeys = field(default=BY_SHAPE, init=False)
+    """The keys of the checkpoint that is to be replaced."""
     opened: int = field(default=-1, init=False)
     """A descriptor of the staging folder, which identifies it even if another took its place."""
 
@@ -186,7 +188,7 @@ class StagedCheckpoint(StagedFolder):
             else:
                 sync_tree(self.staging)
             if self.step is Step.EXCHANGE:
-                carry(self.target, self.staging)
+                carry(self.target, self.staging, self.seen)
                 self._note_exchange()
             self.take_name(self.step)
 
@@ -320,7 +322,11 @@ def _begin_folder(
 
 def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:
     """Whether the staging folder can replace the old one without a loss."""
-    return can_exchange(staged.staging) and can_carry(staged.target, staged.staging, planned)
+    if not can_exchange(staged.staging):
+        return False
+    seen = can_carry(staged.target, staged.staging, planned)
+    staged.seen = seen or BY_SHAPE
+    return seen is not None
 
 
 def _find_folder(folder: Path) -> Found:
