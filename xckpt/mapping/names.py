@@ -83,7 +83,7 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
 
     Raises:
         MappingError: two leaves have one mapping name; all such are listed.
-        TypeError: it is a path.
+        TypeError: it is a path, or no tree.
 
     Example:
         >>> specs_of({"layers": [{"kernel": np.zeros((2, 3), np.float16)}], "step": 7})
@@ -99,7 +99,10 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
     if isinstance(described, Metadata):
         return described_specs(described)
     specs: dict[str, TensorSpec] = {}
-    for name, leaf in flatten(tree, loaded_adapters()).leaves.items():
+    leaves = flatten(tree, loaded_adapters()).leaves
+    if "" in leaves and not hasattr(leaves[""], "shape"):
+        raise TypeError(f"shapes and dtypes are taken from a tree of arrays, not from {tree!r}")
+    for name, leaf in leaves.items():
         shape, dtype = getattr(leaf, "shape", None), _dtype(getattr(leaf, "dtype", None))
         if shape is not None and dtype is not None:
             specs[name] = TensorSpec(tuple(int(size) for size in shape), dtype)

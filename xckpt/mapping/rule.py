@@ -68,12 +68,14 @@ class Rule:
         assumes: str = "",
     ) -> None:
         put = object.__setattr__
-        put(self, "source", (source,) if isinstance(source, str) else tuple(source))
-        put(self, "target", (target,) if isinstance(target, str) else tuple(target))
+        put(self, "source", _names("source", source))
+        put(self, "target", _names("target", target))
         put(self, "operations", _checked(operations))
+        if not (indices is None or is_table(indices)):
+            raise TypeError(f"indices are a dict such as {{'layer': 12}}, not {indices!r}")
         ranges = {name: _range(name, values) for name, values in (indices or {}).items()}
         put(self, "indices", ranges)
-        put(self, "optional", (optional,) if isinstance(optional, str) else tuple(optional))
+        put(self, "optional", _names("optional", optional))
         put(self, "assumes", assumes)
         self._validate()
 
@@ -216,6 +218,18 @@ def _indices_of(operations: Sequence[Operation], kind: type[Stack] | type[Unstac
             inner = [name for branch in operation.branches for name in _indices_of(branch, kind)]
             names += dict.fromkeys(inner)
     return names
+
+
+def _names(side: str, names: object) -> tuple[str, ...]:
+    """The patterns of an argument.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    given = (names,) if isinstance(names, str) else names
+    if is_list(given) and all(isinstance(name, str) for name in given):
+        return tuple(given)
+    raise TypeError(f"{side} is a name or a list of names, not {names!r}")
 
 
 def _checked(operations: object) -> tuple[Operation, ...]:

@@ -352,6 +352,14 @@ TRAPS: dict[str, tuple[Shapes, Shapes]] = {
         {"attn.q_norm.weight": (4,), "attn.q_norm.bias": (4,)},
         {"attn/k_norm/scale": (4,), "attn/k_norm/bias": (4,)},
     ),
+    "a critic's values by quantile or by head": (
+        {"critic.value.weight": (8, 6), "fc.weight": (3, 6)},
+        {"critic/value/kernel": (6, 2, 4), "fc/kernel": (6, 3)},
+    ),
+    "learned positions and rotated ones": (
+        {"pos_embed": (1, 10, 8), "b.0.q_proj.weight": (12, 8), "b.0.rope.inv_freq": (3,)},
+        {"pos_embed": (1, 10, 8), "b_0/query/kernel": (8, 12), "b_0/rope/inv_freq": (3,)},
+    ),
     "scales on the target's side": (
         {"fc.weight": (16, 8)},
         {"fc.weight": (16, 8), "fc.weight_scale": (16,)},
@@ -455,6 +463,23 @@ PLAIN: dict[str, tuple[Shapes, Shapes]] = {
     "heads of an attention": (
         {"attn.value.weight": (8, 6), "attn.out.weight": (6, 8), "attn.out.bias": (6,)},
         {"attn/value/kernel": (6, 2, 4), "attn/out/kernel": (2, 4, 6), "attn/out/bias": (6,)},
+    ),
+    "a critic beside an actor": (
+        {"actor.weight": (4, 8), "value_head.weight": (1, 8), "query_embed.weight": (9, 8)},
+        {
+            "actor/kernel": (8, 4),
+            "value_head/kernel": (8, 1),
+            "query_embed/embedding": (9, 8),
+        },
+    ),
+    "heads by their queries": (
+        {"a.q.weight": (9, 6), "a.value.weight": (8, 6), "h.weight": (3, 6)},
+        {
+            "a/q/kernel": (6, 9),
+            "a/value/kernel": (6, 2, 4),
+            "h/kernel": (6, 3),
+            "pos_embed": (5, 6),
+        },
     ),
     "scales on both sides": (
         {"fc.weight": (16, 8), "fc.weight_scale": (16,)},

@@ -39,6 +39,10 @@ from xckpt.mapping.scaled import scaled_weights
 
 POSITIONS = ("position", "posembed", "wpe", "relative", "alibi")
 """Parts of the words for positions that are learned or added, not rotated."""
+ATTENTION_WORDS = ("attn", "attention")
+"""Parts of the words for a module with heads."""
+ROTATIONS = ("rope", "rotary", "rotemb", "invfreq", "freqscis")
+"""Parts of the words for positions that rotate channels."""
 OF_A_LAYER = ("weight", "bias")
 """Roles of the leaves of a layer."""
 OF_HEADS = ("query", "key", "value", "out")
@@ -63,6 +67,10 @@ class Trees:
 
     positioned: frozenset[tuple[bool, Components]]
     """(is it the target's, path) of the modules that learn or add positions."""
+    rotates: bool
+    """Whether a name says that positions rotate channels."""
+    attentions: frozenset[tuple[bool, Components]]
+    """(is it the target's, path) of the modules that have queries or keys, by their names."""
     biased: frozenset[tuple[bool, Components]]
     """(is it the target's, path) of the modules that have a bias."""
     scales: Mapping[str, str]
@@ -83,6 +91,12 @@ class Trees:
                 for side, leaf in sides
                 if (path := _positioned(leaf, positions)) is not None
             ),
+            any(part in word for word in names for part in ROTATIONS),
+            frozenset(
+                (side, leaf.path[:-1])
+                for side, leaf in sides
+                if CONCEPTS.get(str(leaf.path[-1:] and leaf.path[-1])) in ("query", "key")
+            ),
             frozenset((side, leaf.path) for side, leaf in sides if leaf.role == "bias"),
             scaled_weights([leaf.name for leaf in sources])
             | scaled_weights([leaf.name for leaf in targets]),
@@ -90,11 +104,23 @@ class Trees:
         )
 
     def has_positions(self, pair: Pair) -> bool:
-        """Whether the model that a pair belongs to, on either side, learns or adds positions."""
-        return any(
+        """Whether the model that a pair belongs to, on either side, learns or adds positions only.
+
+        Some models do both.
+        """
+        return not self.rotates and any(
             (bool(side), leaf.path[:length]) in self.positioned
             for side, leaf in enumerate(pair.first)
             for length in range(len(leaf.path) + 1)
+        )
+
+    def is_of_heads(self, pair: Pair) -> bool:
+        """Whether a pair is a layer of an attention; a critic has a ``value``, too."""
+        return any(
+            (bool(side), leaf.path[:-1]) in self.attentions
+            or any(part in word for word in leaf.words for part in ATTENTION_WORDS)
+            for side, leaf in enumerate(pair.first)
+            if CONCEPTS.get(next(iter(leaf.words[-1:]), "")) in OF_HEADS
         )
 
 
@@ -128,7 +154,7 @@ def assume(pair: Pair, trees: Trees, kinds: set[str], alternatives: int) -> Pair
     """
     reasons = (
         _rotary(pair, trees),
-        _fused(pair),
+        _fused(pair, trees),
         _modulation(pair),
         _derived(pair),
         _contrary(pair),
@@ -167,25 +193,23 @@ def _rotary(pair: Pair, trees: Trees) -> str:
     )
 
 
-def _fused(pair: Pair) -> str:
+def _fused(pair: Pair, trees: Trees) -> str:
     one, other = pair.first
     words = {word for leaf in pair.first for word in leaf.words[-1:]}
     is_fused = any(part in word for word in words for part in FUSED_WORDS)
     is_alike = one.path[-1:] == other.path[-1:] and len(one.shape) == len(other.shape)
-    if is_alike or not (is_fused or _is_cut(pair)):
+    if is_alike or not (is_fused or _is_cut(pair, trees)):
         return ""
     return "the parts in one tensor are in the same order on both sides, head by head or not"
 
 
-def _is_cut(pair: Pair) -> bool:
+def _is_cut(pair: Pair, trees: Trees) -> bool:
     """Whether an axis of a layer is cut in several, and not in the heads of an attention."""
     cuts = [each for each in pair.layouts[0].operations if isinstance(each, Rearrange)]
     if not cuts or pair.first[0].role not in OF_A_LAYER:
         return False
-    of_heads = any(
-        CONCEPTS.get(word) in OF_HEADS for leaf in pair.first for word in leaf.words[-1:]
-    )
-    return not of_heads and any(sum(size > 1 for size in cut.sizes.values()) > 1 for cut in cuts)
+    is_cut = any(sum(size > 1 for size in cut.sizes.values()) > 1 for cut in cuts)
+    return is_cut and not trees.is_of_heads(pair)
 
 
 def _modulation(pair: Pair) -> str:
