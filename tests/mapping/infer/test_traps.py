@@ -474,12 +474,7 @@ PLAIN: dict[str, tuple[Shapes, Shapes]] = {
     ),
     "heads by their queries": (
         {"a.q.weight": (9, 6), "a.value.weight": (8, 6), "h.weight": (3, 6)},
-        {
-            "a/q/kernel": (6, 9),
-            "a/value/kernel": (6, 2, 4),
-            "h/kernel": (6, 3),
-            "pos_embed": (5, 6),
-        },
+        {"a/q/kernel": (6, 9), "a/value/kernel": (6, 2, 4), "h/kernel": (6, 3)},
     ),
     "scales on both sides": (
         {"fc.weight": (16, 8), "fc.weight_scale": (16,)},
