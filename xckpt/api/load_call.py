@@ -70,27 +70,21 @@ class LoadCall:
         Returns:
             The loaded tree, and which leaves were loaded, cast, kept and left.
         """
-        call = "load_into" if self.in_place else "load"
+        call = self.name
         with raised_on_all_ranks(find_ranks):
-            self._check_mapping(call)
+            from xckpt.storage.read_checkpoint import ZarrStorageReader  # an import fails, too
+
+            self._check_mapping()
             check_planner(self.planner, LoadPlanner, call)
             options = checked_options(self.options, LoadOptions, call)
             watch = Watch.of(call, self.path, options) if is_watched(options) else None
-            arguments = self._arguments(call, like)
-            from xckpt.storage.read_checkpoint import ZarrStorageReader
-
-            planner = self.wanted.planner(
-                self.planner,
-                like,
-                self.strictness,
-                cast=self.cast,
-                deserialise=options.deserialise,
-            )
+            planner, arguments = self._planner(like, options), self._arguments(like)
         ranks = group_of_call(find_ranks)
         tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
         with with_progress(options, call, ranks.rank, self.path) as shown:
             # One for both: the planner opens the format that the coordinator has found.
             others = cache(partial(_formats_at, self.path, shown))
+            # Not by `raised_on_all_ranks`: see `xckpt.save`.
             try:
                 if self.mapping is not None:
                     planner = self._mapped_planner(self.mapping, others, ranks, shown)
@@ -110,10 +104,15 @@ class LoadCall:
             )
         return loaded.tree, planner.report()
 
-    def _arguments(self, call: str, like: object) -> dict[str, str]:
+    @property
+    def name(self) -> str:
+        """The function that was called."""
+        return "load_into" if self.in_place else "load"
+
+    def _arguments(self, like: object) -> dict[str, str]:
         """What all ranks must ask for alike, in words."""
         return {
-            "call": call,
+            "call": self.name,
             "like": _given(like),
             "mapping": _given(self.mapping),
             **self.wanted.arguments(),
@@ -121,15 +120,23 @@ class LoadCall:
             "cast": repr(self.cast),
         }
 
-    def _check_mapping(self, call: str) -> None:
-        if self.mapping is not None:
-            from xckpt.mapping.mapping import check_mapping
+    def _check_mapping(self) -> None:
+        if self.mapping is None:
+            return
+        from xckpt.mapping.mapping import check_mapping
 
-            check_mapping(self.mapping, call)
-        if self.mapping is not None and self.planner is not None:
+        check_mapping(self.mapping, self.name)
+        if self.planner is not None:
             raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
-        if self.mapping is not None and not self.wanted.everything:
+        if not self.wanted.everything:
             raise ValueError("at=, select= and framework= are not for mappings, which say as much")
+
+    def _planner(self, like: object, options: LoadOptions) -> LoadPlanner:
+        """The planner of what is wanted: the caller's, or one for this call."""
+        deserialise = options.deserialise
+        return self.wanted.planner(
+            self.planner, like, self.strictness, cast=self.cast, deserialise=deserialise
+        )
 
     def _mapped_planner(
         self,
