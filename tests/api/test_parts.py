@@ -117,6 +117,8 @@ def test_torch_without_a_target_tree(tmp_path: Path, dtype: str) -> None:
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
         with pytest.raises(xckpt.UnsupportedLeafError, match=f"torch has no dtype {dtype}"):
             xckpt.load(tmp_path / "c", framework="torch")
+        with pytest.raises(xckpt.UnsupportedLeafError, match=r"^1 leaf cannot be loaded this way"):
+            xckpt.load(tmp_path / "c", framework="torch", select="w")
         return
     loaded = xckpt.load(tmp_path / "c", framework="torch", device="cpu")
     assert loaded["w"].dtype == getattr(torch, dtype) and loaded["w"].is_contiguous()

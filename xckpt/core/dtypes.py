@@ -62,7 +62,8 @@ def dtype_name(dtype: np.dtype[np.generic]) -> str | None:
         >>> dtype_name(np.dtype(">f4")), dtype_name(np.dtype("datetime64[s]"))
         ('float32', None)
     """
-    return _NAMES.get(dtype.newbyteorder("="))
+    # Some types that NumPy adds, such as text of any length, refuse to be asked for another order.
+    return _NAMES.get(dtype if dtype.isnative else dtype.newbyteorder("="))
 
 
 def fill_value(name: str) -> object:

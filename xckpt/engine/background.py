@@ -207,7 +207,7 @@ def begin(
     """
     failure = settle(group)
     background = group.in_background() if isinstance(group, BackgroundGroup) else group
-    status = SaveInFlight(where, group.rank, group.size)
+    status = SaveInFlight(where, group.rank, group.size, beginner=threading.get_ident())
     staged: Future[None] = Future()
     spare = None
     if stager is None:
@@ -230,6 +230,7 @@ def begin(
     finally:
         work.copied.add_done_callback(lambda copied: _end(staged, _failure(copied)))
         work.go_on.set()
+        status.beginner = None
     return SaveFuture(status, staged)
 
 

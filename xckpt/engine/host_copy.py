@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -317,22 +317,33 @@ def _threads_for(size: int) -> int:
 def _run(
     tasks: Sequence[Callable[[], None]], meanwhile: Callable[[], Result], *, threads: int
 ) -> Result:
-    """Run the tasks in ``threads`` threads and ``meanwhile`` in this one, or all in this one if 0.
-
-    Raises:
-        BaseException: the first failure.
-    """
+    """Run tasks in threads and ``meanwhile`` in this one, or all here if 0; raise a failure."""
     if not threads:
         for task in tasks:
             task()
         return meanwhile()
-    with ThreadPoolExecutor(threads, "xckpt-copy") as pool:
-        under_way = [pool.submit(task) for task in tasks]
+    waiting, failures = iter(tasks), list[BaseException]()
+
+    def work() -> None:
         try:
-            result = meanwhile()
-            for future in under_way:
-                future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return result
+            for task in waiting:
+                if not failures:
+                    task()
+        except BaseException as error:
+            failures.append(error)
+
+    # No executor: a handler of signals that saves could wait for ever (`xckpt.storage.budget`).
+    started = [Thread(target=work, name="xckpt-copy") for _ in range(threads)]
+    try:
+        for thread in started:
+            thread.start()
+        result = meanwhile()
+    except BaseException as error:
+        failures.append(error)
+        raise
+    finally:
+        for thread in filter(Thread.is_alive, started):
+            thread.join()
+    if not failures:
+        return result
+    raise failures[0]

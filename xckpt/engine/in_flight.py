@@ -30,12 +30,19 @@ class SaveInFlight:
     saved: Future[Metadata] = field(default_factory=Future[Metadata])
     seen: bool = False
     """Whether the outcome is known where it counts: a failure was raised, or logged."""
+    beginner: int | None = None
+    """The thread that copies the state for it, until that is done."""
     asking: int = 0
     """How many threads wait for the outcome; one of them will raise a failure."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def concerns(self, group: Group) -> bool:
-        """Whether a save by this rank of ``group`` has to wait for this one."""
+        """Whether a save by this rank of ``group`` has to wait for this one.
+
+        One that this thread was about to begin, when a handler of signals came, waits for it.
+        """
+        if self.beginner == threading.get_ident():
+            return False
         return self.size != group.size or self.rank == group.rank
 
     def ask(self, timeout: float | None) -> BaseException | None:

@@ -17,7 +17,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
@@ -169,10 +168,12 @@ class Pool(Budget):
         """Whether there is one thread, the caller's."""
         self.alone: Final = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
         """Whether the caller should digest and wait itself, if nothing else is to be done."""
-        self._most, self._serving = threads or default_threads(), 0
+        self._most = threads or default_threads()
         self._ended = False
-        self._executor = ThreadPoolExecutor(self._most, "xckpt", WORK.set, (WORK.get(),))
-        # One queue, because the executor's future costs more than many a task.
+        # No executor, for each holds one lock of the process while it starts a thread: a handler of
+        # signals that comes then, and saves, would wait for ever. Its futures cost time, besides.
+        self._threads: list[threading.Thread] = []
+        self._work = WORK.get()
         self._tasks: SimpleQueue[tuple[Callable[[], object], int] | None] = SimpleQueue()
 
     @property
@@ -221,17 +222,20 @@ class Pool(Budget):
 
     def _hand_over(self, task: Callable[[], object], size: int) -> None:
         self._tasks.put((task, size))
-        if self._serving < self._most:
+        if len(self._threads) < self._most:
+            name = f"xckpt_{len(self._threads)}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self._threads.append(thread)  # first, for an interrupt may end the wait for its start
             try:
-                self._executor.submit(self._serve)
+                thread.start()
             except RuntimeError as error:
-                if not self._serving:
+                self._threads.remove(thread)
+                if not self._threads:
                     raise (exhausted(error) or error) from error
-                self._most = self._serving  # the system allows no more threads
-            else:
-                self._serving += 1
+                self._most = len(self._threads)  # the system allows no more threads
 
     def _serve(self) -> None:
+        WORK.set(self._work)
         while (task := self._tasks.get()) is not None:
             self._run(*task)
             del task  # it may hold much memory
@@ -255,16 +259,20 @@ class Pool(Budget):
         if error is not None and self._failure is None:
             self._failure = error
         try:
-            self._tasks.put(None)
-            self._executor.shutdown(wait=True)
+            self._end_threads()
         except BaseException as interrupt:
             # The caller releases next what the threads use: they must have ended first.
             self.fail(interrupt)
-            self._tasks.put(None)
-            self._executor.shutdown(wait=True)
+            self._end_threads()
             raise
         if error is None and self._failure is not None:
             raise self._failure
+
+    def _end_threads(self) -> None:
+        self._tasks.put(None)
+        for thread in self._threads:
+            if thread.is_alive():  # else it ends, or it comes when a failure has ended all
+                thread.join()
 
 
 @dataclass(slots=True)

@@ -54,8 +54,7 @@ def leaves_of(adapter: Adapter[Any], place: Callable[[str], TargetPlace]) -> New
                 except UnsupportedLeafError as error:
                     problems.append(str(error))
         if problems:
-            summary = f"{len(problems)} leaves cannot be loaded this way"
-            raise UnsupportedLeafError.listing(summary, problems)
+            raise UnsupportedLeafError.leaves("cannot be loaded this way", problems)
         return likes
 
     return new_leaves

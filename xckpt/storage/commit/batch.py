@@ -15,10 +15,11 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from xckpt.engine.ranks.alive import WORK
+from xckpt.storage.budget import Pool
 from xckpt.storage.commit.file_system import syncs_at_once
 from xckpt.storage.commit.folder import sync_folder, unlisted
 from xckpt.storage.location import Location, storage_errors
@@ -52,12 +53,9 @@ def sync_all(descriptor: int, folders: Iterable[Path]) -> None:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         return
-    with ThreadPoolExecutor(THREADS, "xckpt-sync", WORK.set, (WORK.get(),)) as threads:
-        try:
-            for _ in threads.map(_sync, _below(folders)):
-                pass
-        finally:
-            threads.shutdown(cancel_futures=True)
+    with Pool(threads=THREADS, budget=1) as threads:
+        for path in _below(folders):
+            threads.submit(partial(_sync, path))
 
 
 def flush(descriptor: int) -> None:

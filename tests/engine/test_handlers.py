@@ -1,0 +1,119 @@
+"""A save in a handler of signals that interrupts another save, in the same thread."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xckpt
+from xckpt.staging import BlockingAsyncStager
+
+STATE = {"w": np.arange(4.0)}
+
+
+def ends(call: Callable[[], object]) -> None:
+    """Fail if a call never ends."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it waits for itself"
+
+
+def saved_async(path: Path) -> None:
+    xckpt.save_async(path, STATE).result()
+
+
+def save(path: Path) -> None:
+    xckpt.save(path, STATE)
+
+
+INTERRUPTED = """
+import sys, threading
+import numpy as np
+import xckpt
+
+folder, state = sys.argv[1], {"w": np.zeros(1 << 18)}
+start, inner, outer = threading.Thread.start, None, None
+
+def interrupted(self):
+    global inner
+    call, inner = inner, None
+    if call is not None:
+        call(f"{folder}/{outer}/handler")
+    start(self)
+
+def save(path):
+    xckpt.save(path, state)
+
+def save_async(path):
+    xckpt.save_async(path, state).result()
+
+save(f"{folder}/warm")
+save_async(f"{folder}/warmer")
+threading.Thread.start = interrupted
+for outer in (save, save_async):
+    for call in (save, save_async):
+        inner, outer_path = call, f"{folder}/{outer.__name__}-{call.__name__}"
+        outer(outer_path)
+        assert inner is None
+        for path in (outer_path, f"{folder}/{outer}/handler"):
+            assert np.array_equal(xckpt.load(path)["w"], state["w"])
+            xckpt.delete(path)
+"""
+
+
+def test_a_handler_may_save_while_a_save_starts_a_thread(tmp_path: Path) -> None:
+    """A handler runs in the thread that it interrupts, so a call in its place shows the same."""
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("inner", [save, saved_async])
+def test_a_handler_may_save_while_a_state_is_copied(
+    tmp_path: Path, inner: Callable[[Path], None]
+) -> None:
+    """The save that it interrupts cannot go on before it, so it does not wait for that."""
+
+    class Interrupted(BlockingAsyncStager):
+        def stage(self, state_dict: Any) -> Any:
+            inner(tmp_path / "handler")
+            return super().stage(state_dict)
+
+    def run() -> None:
+        xckpt.save_async(tmp_path / "outer", STATE, stager=Interrupted()).result()
+
+    ends(run)
+    for name in ("handler", "outer"):
+        assert np.array_equal(xckpt.load(tmp_path / name)["w"], STATE["w"])
+
+
+def test_another_thread_waits_for_a_save_whose_state_is_copied(tmp_path: Path) -> None:
+    order: list[str] = []
+    copying, go_on = threading.Event(), threading.Event()
+
+    class Slow(BlockingAsyncStager):
+        def stage(self, state_dict: Any) -> Any:
+            copying.set()
+            assert go_on.wait(20)
+            order.append("copied")
+            return super().stage(state_dict)
+
+    def other() -> None:
+        assert copying.wait(20)
+        xckpt.save(tmp_path / "second", STATE)
+        order.append("saved")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    threading.Timer(0.3, go_on.set).start()
+    xckpt.save_async(tmp_path / "first", STATE, stager=Slow()).result()
+    thread.join()
+    assert order == ["copied", "saved"]
