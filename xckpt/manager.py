@@ -194,7 +194,7 @@ class CheckpointManager(RunReading):
                 ``metadata`` is not a dict or has a key ``"run"``, or the coordinator's ``force``
                 is neither True nor False; nothing was begun.
         """
-        decision = self._saves.decide(step, force=force)
+        decision = self._saves.decide(step, force=force, metrics=metrics)
         if decision.due:
             self._saves.begin(step, state, metrics, metadata, decision)
         return decision.due

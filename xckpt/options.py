@@ -287,6 +287,8 @@ class LoadOptions(StorageOptions):
             raise ValueError(f"LoadOptions(share_reads=) takes {takes}")
         if self.host is not None and not isinstance(self.host, str):
             raise wrong_argument("LoadOptions", "host", "a name or None", self.host)
+        if self.host is not None and not self.host.strip():
+            raise ValueError(f"LoadOptions(host=) takes a name or None, not {self.host!r}")
         _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
         _check_progress(self)
 

@@ -84,6 +84,7 @@ def test_dimension_names_of_another_form_are_refused(wrong: Any, text: str) -> N
         ({"share_reads": "hosts"}, ValueError, "'host' or 'job', not the str 'hosts'"),
         ({"share_reads": 1}, TypeError, "takes True or False, not"),
         ({"host": 3}, TypeError, "takes a name or None, not"),
+        ({"host": " "}, ValueError, "takes a name or None, not ' '"),
     ],
 )
 def test_what_is_no_way_to_share_reads(wrong: Any, error: type[Exception], text: str) -> None:

@@ -22,9 +22,10 @@ from tests.support.schedules import at_once
 from tests.support.sharded_arrays import Sharded, cut
 from xckpt.core.leaf import HostSource, RemotePart
 from xckpt.engine import background, host_copy
+from xckpt.engine import stager as stager_module
 from xckpt.engine.fresh_memory import CACHE_LINE, fresh
 from xckpt.engine.host_copy import HostCopies
-from xckpt.errors import UnsupportedLeafError
+from xckpt.errors import LeafTooLargeError, UnsupportedLeafError
 from xckpt.staging import AsyncStager, BlockingAsyncStager
 
 MEBIBYTE = 1 << 20
@@ -380,3 +381,15 @@ def test_every_stager_can_be_called_from_any_thread() -> None:
     for thread in threads:
         thread.join()
     assert all((found[n] == n).all() for n in range(4))
+
+
+def test_a_state_that_memory_does_not_hold_names_its_largest_leaf(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(size: int) -> Any:
+        raise MemoryError(f"no {size} bytes")
+
+    monkeypatch.setattr(stager_module, "fresh", none_left)
+    state = {"m": {"large": np.ones(MEBIBYTE), "b": np.ones(3)}, "step": 3}
+    with pytest.raises(LeafTooLargeError, match=r"the state, 8.0 MiB.* leaf is m/large, 8.0 MiB"):
+        xckpt.save_async("memory://no-room", state, stager=BlockingAsyncStager()).result()

@@ -180,6 +180,17 @@ def test_metrics_that_are_none_are_named(tmp_path: Path) -> None:
     assert checkpoints.steps() == []
 
 
+@pytest.mark.parametrize("metrics", ["loss", [("loss", 1)], {1: 2.0}, {"loss": "0.5"}])
+def test_wrong_metrics_are_named_at_a_step_that_is_not_saved(tmp_path: Path, metrics: Any) -> None:
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=[EverySteps(10)])
+    assert checkpoints.save(0, state_of(0), {"loss": np.float32(1)})
+    with pytest.raises(TypeError, match="metrics"):
+        checkpoints.save(1, state_of(1), metrics)
+    assert not checkpoints.save(2, state_of(2), {"loss": 1})
+    checkpoints.wait()
+    assert numbers(checkpoints.steps()) == [0]
+
+
 def test_a_root_holds_what_only_looks_like_a_step(tmp_path: Path) -> None:
     train(tmp_path, range(2))
     (tmp_path / "5").mkdir()

@@ -20,6 +20,7 @@ import copy
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from math import prod
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,12 +31,14 @@ from xckpt.core.leaf import Copyable, Part
 from xckpt.core.names import split_name
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import named
+from xckpt.core.text.shown import readable_bytes
 from xckpt.core.tree import FlatTree, flatten, rebuild
 from xckpt.core.values import value_kind
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.fresh_memory import fresh
 from xckpt.engine.host_copy import HostCopies
-from xckpt.errors import UnsupportedLeafError
+from xckpt.engine.limits import MEMORY
+from xckpt.errors import LeafTooLargeError, UnsupportedLeafError
 from xckpt.options import check_flags
 
 
@@ -146,6 +149,7 @@ class BlockingAsyncStager(AsyncStager):
 
         Raises:
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
+            LeafTooLargeError: there is no memory for the copy; the largest leaf is named.
         """
         with self.turn:
             self._wait_until_free()
@@ -171,7 +175,10 @@ class BlockingAsyncStager(AsyncStager):
             }
             return rebuild(state_dict, replace, adapters, finished=states)
 
-        return self._copies.copy(_parts(copyables), build)
+        try:
+            return self._copies.copy(_parts(copyables), build)
+        except MemoryError as error:
+            raise _too_large(flat, copyables) from error
 
     def prepare(self, state_dict: Any) -> None:  # noqa: ANN401  # any tree
         """Get the memory for a state like this one now, so that the first stage is as fast as any.
@@ -245,6 +252,21 @@ class BlockingAsyncStager(AsyncStager):
         pinned = self.pin_memory or (self.pin_memory is None and self.cache_staged_state_dict)
         memory = loaded_adapters().pinned_memory(size) if pinned else None
         return fresh(size) if memory is None else memory
+
+
+def _too_large(flat: FlatTree, copyables: Mapping[int, Copyable]) -> LeafTooLargeError:
+    """The error about a state that there is no memory to copy."""
+    sizes = {
+        name: sum(part.dtype.itemsize * prod(part.shape) for part in found.parts)
+        for name, leaf in flat.leaves.items()
+        if (found := copyables.get(id(leaf))) is not None
+    }
+    largest = max(sizes, key=sizes.__getitem__)
+    return LeafTooLargeError(
+        f"not enough memory to copy the state, {readable_bytes(sum(sizes.values()))} on this rank; "
+        f"its largest leaf is {largest or 'the root'}, {readable_bytes(sizes[largest])}: {MEMORY}, "
+        f"or use xckpt.save, which copies nothing"
+    )
 
 
 def _parts(copyables: Mapping[int, Copyable]) -> list[Part]:

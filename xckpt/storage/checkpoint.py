@@ -31,7 +31,8 @@ from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource
 from xckpt.storage.chunks.requests import FEWEST_CHUNKS, ChunkRequest, chunks_of
 from xckpt.storage.chunks.window import ChunkWindow
-from xckpt.storage.location import Location, check_process
+from xckpt.storage.integrity import Integrity
+from xckpt.storage.location import Location, check_process, storage_errors
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.storage.refusals import kind_of
 from xckpt.storage.stored_array import StoredArray
@@ -127,10 +128,10 @@ class Checkpoint(StoredTree):
         Returns:
             A problem, which prints as a line, for each thing that is wrong; empty if the
             checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
-            (a zarr.json) or ``"digests"``. What may be whole has another: ``"unreadable"`` if the
-            storage refused to have it read (no permission, an error of the disk), ``"memory"`` if
-            this reader has too little. After `MOST_PROBLEMS` chunks no more are read, and likewise
-            of documents.
+            (a zarr.json, or a pack with more than its chunks) or ``"digests"``. What may be whole
+            has another: ``"unreadable"`` if the storage refused to have it read (no permission, an
+            error of the disk), ``"memory"`` if this reader has too little. After `MOST_PROBLEMS`
+            chunks no more are read, and likewise of documents.
 
         Raises:
             LeafTooLargeError: the manifest claims so many chunks that their digests take more than
@@ -160,7 +161,7 @@ class Checkpoint(StoredTree):
             text = f"{unusable}; without it no chunk can be verified"
             problems.insert(0, Problem(kind=kind, text=text))
         else:
-            problems += self._problems_of_chunks(progress)
+            problems += _longer_packs(integrity) + self._problems_of_chunks(progress)
         if problems:
             integrity.refuse_replaced()
         return problems
@@ -232,6 +233,18 @@ def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
     if checkpoint.manifest.digests != digests:
         raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
     return checkpoint
+
+
+def _longer_packs(integrity: Integrity) -> list[Problem]:
+    """A problem for each local pack that was made longer.
+
+    Raises:
+        StorageError: one cannot be read.
+    """
+    with storage_errors(integrity.root):
+        longer = integrity.places.longer_packs(integrity.manifest)
+    text = "altered: it is longer than the chunks in it"
+    return [Problem(kind="document", text=text, line=f"{key}: {text}") for key in longer]
 
 
 def _problems_of(error: XckptError) -> tuple[Problem, ...]:

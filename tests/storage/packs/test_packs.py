@@ -436,3 +436,24 @@ def test_a_digest_of_places_without_packs_is_refused(tmp_path: Path) -> None:
     places = digest_bytes(b"").hex()
     with pytest.raises(ManifestError, match="places, but no packs"):
         encode(msgspec.structs.replace(manifest, places=places), digest_bytes)
+
+
+def test_bytes_behind_the_chunks_of_a_pack_are_found(tmp_path: Path) -> None:
+    """Such as another writer may have put there: then the pack's name is their digest, too."""
+    xckpt.save(tmp_path / "a", state(), options=SaveOptions(pack_bytes=2000))
+    pack = packs(tmp_path / "a")[0]
+    with open(pack, "ab") as file:
+        file.write(b"more")
+    (problem,) = xckpt.open(tmp_path / "a").verify()
+    assert problem.kind == "document"
+    assert str(problem) == f"xckpt.packs/{pack.name}: altered: it is longer than the chunks in it"
+    same(xckpt.load(tmp_path / "a"), state())
+    named = digest_bytes(pack.read_bytes())
+    manifest = parse((tmp_path / "a/xckpt.json").read_bytes(), digest_bytes)
+    places = bytes.fromhex(pack.name), named
+    changed = msgspec.structs.replace(
+        manifest, inline_places=manifest.inline_places.replace(*places)
+    )
+    pack.rename(pack.with_name(named.hex()))
+    (tmp_path / "a/xckpt.json").write_bytes(encode(changed, digest_bytes))
+    assert xckpt.open(tmp_path / "a").verify() == []

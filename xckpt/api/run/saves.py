@@ -102,15 +102,15 @@ class RunSaves:
         self._decided = (self._rounds.checked(step), decision)
         return decision.due
 
-    def decide(self, step: SupportsIndex, *, force: bool) -> Decision:
+    def decide(self, step: SupportsIndex, *, force: bool, metrics: object = None) -> Decision:
         """Whether to save now; collective, once a step.
 
         Raises:
             XckptError: the save in the background has failed.
-            TypeError, ValueError: some rank's step is not one, or ``force`` is not True or False.
+            TypeError, ValueError: an argument of some rank makes no sense; it is named.
             Exception: what a policy raised.
         """
-        number = self._rounds.checked(step)
+        number = self._rounds.checked(step, lambda: _check_metrics(metrics))
         known, self._decided = self._decided, None
         # A rank with an invalid step takes part, so that the others learn of it.
         same = known is not None and (number == known[0] or None in (number, known[0]))
@@ -262,7 +262,7 @@ class RunSaves:
 def _recorded(
     folder: RunFolder,
     step: object,
-    metrics: object,
+    metrics: Mapping[str, SupportsFloat] | None,
     metadata: JSONValue,
     decision: Decision,
     rules: Rules,
@@ -277,7 +277,7 @@ def _recorded(
     record = StepRecord(
         number,
         decision.time,
-        _numbers({} if metrics is None else metrics),
+        {name: _number(name, value) for name, value in (metrics or {}).items()},
         name=decision.replaced or step_name(number),
         temporary=decision.temporary,
         keep=rule_texts(rules.keep),
@@ -296,31 +296,38 @@ def _bytes_of(saved: Metadata) -> int:
     )
 
 
-def _numbers(metrics: object) -> dict[str, float]:
-    """The metrics of a step.
+def _check_metrics(metrics: object) -> None:
+    """Refuse what are no metrics, at each step; no accelerator is waited for.
 
     Raises:
         TypeError: they are not a mapping from names to numbers.
     """
+    if metrics is None:
+        return
     if not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics= is a mapping from names to numbers, such as {{'loss': 0.25}}, not "
             f"{named(type(metrics).__name__)}"
         )
-    return {name: _number(name, value) for name, value in cast(Any, metrics).items()}
+    for name, value in cast(Any, metrics).items():
+        if not isinstance(name, str):
+            raise TypeError(f"metrics[{name!r}] has no name: a name is a str")
+        if not isinstance(value, SupportsFloat):
+            kind = named(type(value).__name__)
+            raise TypeError(f"metrics[{name!r}] is {kind}, and has to be a number")
 
 
-def _number(name: object, value: object) -> float:
-    """A metric as a float: a number, or an array or tensor of one element."""
+def _number(name: str, value: object) -> float:
+    """A metric as a float: a number, or an array or tensor of one element.
+
+    Raises:
+        TypeError: it is none.
+    """
     # torch warns of a loss that has a gradient.
     value = getattr(value, "detach", lambda: value)()
     if getattr(value, "size", 0) == 1 and getattr(value, "ndim", 0):
         value = cast(Any, value).reshape(())  # NumPy takes those without dimensions alone
-    if not isinstance(name, str):
-        raise TypeError(f"metrics[{name!r}] has no name: a name is a str")
     try:
-        if isinstance(value, SupportsFloat):
-            return float(value)
+        return float(cast(Any, value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"metrics[{name!r}] is not a number: {error}") from error
-    raise TypeError(f"metrics[{name!r}] is {named(type(value).__name__)}, and has to be a number")

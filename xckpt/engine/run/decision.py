@@ -100,13 +100,18 @@ class Rounds:
         self._fault: Exception | None = None
         """What is wrong with a step that this rank was given, until all ranks have heard it."""
 
-    def checked(self, step: object) -> int | None:
+    def checked(self, step: object, others: Callable[[], object] = lambda: None) -> int | None:
         """The number of a step; None if it is invalid: all ranks raise that when asked next.
+
+        Args:
+            step: what this rank was given.
+            others: checks what else it was given, which is likewise raised.
 
         Raises:
             TypeError, ValueError: it is invalid, in a group of one.
         """
         try:
+            others()
             return checked_step(step)
         except Exception as error:
             if self._group.size == 1:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
@@ -27,6 +29,7 @@ from xckpt.core.manifest.packs import (
 from xckpt.core.manifest.rules import count_packed
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunks.digests import BLOCK, Digests, many
+from xckpt.storage.chunks.file_checks import file_bytes
 from xckpt.storage.location import Location
 
 INLINE = "places in xckpt.json"
@@ -118,15 +121,37 @@ class Places(Digests):
         Raises:
             CorruptCheckpointError: the file of places is too short.
         """
-        packed = [array for array in arrays(manifest) if array.place is not None and array.count]
-        self.prepare(packed)
-        places = b"".join(block for array in packed for block in self.blocks(array))
-        lengths = np.concatenate([chunk_bytes(array) for array in packed])
-        number = overlap(np.frombuffer(places, PLACE), lengths)
+        packed, places, lengths = self._chunks(manifest)
+        number = overlap(places, lengths)
         if number is None:
             return ""
         leaf = next(array.leaf for array in packed if number < self.first(array) + array.count)
         return f"{self.key}: a chunk of {leaf} shares bytes with another"
+
+    def longer_packs(self, manifest: Manifest) -> list[str]:
+        """The packs of a local folder that are longer than what lies in them, and were altered."""
+        folder = self.root.folder
+        if folder is None or not self.packs:
+            return []
+        _, places, lengths = self._chunks(manifest)
+        real = places["pack"] < self.packs  # the read of a chunk in another one is refused
+        ends, reach = np.zeros(self.packs, np.uint64), places["offset"] + lengths.astype(np.uint64)
+        np.maximum.at(ends, places["pack"][real], reach[real])
+        return [
+            key
+            for key, end in zip(self.names(), ends.tolist(), strict=True)
+            if file_bytes(folder / key) > end and pack_key(_digest_of(folder / key)) != key
+        ]
+
+    def _chunks(
+        self, manifest: Manifest
+    ) -> tuple[list[ZarrArray], NDArray[np.void], NDArray[np.int64]]:
+        """All packed arrays; the place of each of their chunks, and its length in bytes."""
+        packed = [array for array in arrays(manifest) if array.place is not None and array.count]
+        self.prepare(packed)
+        places = b"".join(block for array in packed for block in self.blocks(array))
+        lengths = np.concatenate([chunk_bytes(array) for array in packed])
+        return packed, np.frombuffer(places, PLACE), lengths
 
     def _name(self, pack: int) -> bytes:
         if self.few:
@@ -138,6 +163,15 @@ class Places(Digests):
             asked = self._ask(low - self.packs, high - low)
             self._names[block] = self._answered(asked, high - low, "its packs")
         return self._names[block][within * NAME_BYTES : (within + 1) * NAME_BYTES]
+
+
+def _digest_of(path: Path) -> bytes:
+    """The digest of a file."""
+    hashed = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            hashed.update(part)
+    return hashed.digest()
 
 
 def chunk_bytes(array: ZarrArray) -> NDArray[np.int64]:
