@@ -6,7 +6,7 @@ characters are escaped (`escaped`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -57,7 +57,7 @@ class SafeConsole(Console):
     """A console that escapes control characters in plain strings; a `Text` is to be `escaped`."""
 
     def print(self, *objects: Any, **how: Any) -> None:  # noqa: ANN401  # rich's own options
-        """Print, and cut nothing off where a table is wider than the terminal."""
+        """Print, and cut nothing off where a word is wider than the terminal."""
         super().print(*objects, crop=False, **how)
 
     def on_broken_pipe(self) -> None:
@@ -74,7 +74,7 @@ class SafeConsole(Console):
 
 
 class PlainTable(Table):
-    """A table that on a narrow terminal is wider than it, rather than break numbers and words."""
+    """A table that breaks no number and no word: on a narrow terminal each row is a block."""
 
     @property
     def least_width(self) -> int:
@@ -91,13 +91,31 @@ class PlainTable(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """What is printed."""
-        width = max(options.max_width, self.least_width)
-        return super().__rich_console__(console, options.update_width(width))
+        if self.least_width <= options.max_width:
+            return super().__rich_console__(console, options)
+        return self._blocks(options.max_width)
+
+    def _blocks(self, width: int) -> Iterator[Text]:
+        """For each row its first cell, and below it, indented, the others with their headers."""
+        headers = [f"{column.header} " if self.show_header else "" for column in self.columns]
+        for first, *others in zip(*(column.cells for column in self.columns), strict=True):
+            label = first if isinstance(first, Text) else Text(printable_lines(str(first)))
+            yield label
+            line = indent = " " * (len(label.plain) - len(label.plain.lstrip()))
+            for header, cell in zip(headers[1:], others, strict=True):
+                text = printable_lines(str(cell))
+                part = f"  {header}{text}" if text else ""
+                if line != indent and len(line) + len(part) > width:
+                    yield Text(line)
+                    line = indent
+                line += part
+            if line != indent:
+                yield Text(line)
 
 
-def console(*, stderr: bool = False) -> Console:
+def console() -> Console:
     """A console that prints names as they are."""
-    screen = SafeConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
+    screen = SafeConsole(markup=False, highlight=False, emoji=False)
     if not screen.is_terminal:
         screen.width = PIPED_WIDTH
     return screen
