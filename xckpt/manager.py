@@ -65,8 +65,9 @@ class CheckpointManager(RunReading):
         group: the ranks of the run; see `xckpt.save`.
         timeout: see `xckpt.save`.
         options: for each save.
-        load_options: for each `restore` and `restore_into`; its ``memory_bytes`` holds for
-            listings too: a step whose manifest takes more is neither listed nor deleted.
+        load_options: for each `restore` and `restore_into`; ``retries``, ``timeout`` and the like
+            hold for listings and deletions too, and so does ``memory_bytes``: a step whose manifest
+            takes more is neither listed nor deleted.
 
     Raises:
         StorageError: the root cannot be listed, is a checkpoint itself, or lies below a file.
@@ -115,18 +116,18 @@ class CheckpointManager(RunReading):
             load_options = checked_options(
                 load_options, LoadOptions, "CheckpointManager", "load_options"
             )
-            rate, memory = _rate(delete_rate), load_options.memory_bytes
-            first, second = RunRoot(root, rate, memory), None
+            rate = _rate(delete_rate)
+            first, second = RunRoot(root, rate, load_options), None
             if temporary is not None:
                 if not isinstance(temporary, Temporary):
                     temporary = Temporary(temporary)
                 check_path(temporary.root, "CheckpointManager(temporary=)")
-                second = RunRoot(temporary.root, rate, memory, temporary=True)
+                second = RunRoot(temporary.root, rate, load_options, temporary=True)
                 rules.append(Rules(*temporary.policies))
             options = checked_options(options, SaveOptions, "CheckpointManager")
             bases = Bases(_count(full_every))
         ranks = group_of_call(find)
-        _check_alike(ranks, first)
+        _check_alike(ranks, first, second)
         folder = RunFolder(ranks, first, second)
         super().__init__(folder, RunSaves(folder, rules, options, bases), load_options)
 
@@ -244,7 +245,7 @@ class CheckpointManager(RunReading):
         self._saves.leave(error)
 
 
-def _check_alike(ranks: Group, root: RunRoot) -> None:
+def _check_alike(ranks: Group, root: RunRoot, temporary: RunRoot | None) -> None:
     """Refuse a run whose ranks have other roots, or of which some have wrong arguments.
 
     Raises:
@@ -255,7 +256,9 @@ def _check_alike(ranks: Group, root: RunRoot) -> None:
         from xckpt.engine.ranks.compare import CALL, compare_ranks
 
         with operation(ranks, "CheckpointManager"):
-            compare_ranks(ranks, {CALL: "CheckpointManager", "root": repr(root.location)})
+            second = None if temporary is None else temporary.location
+            about = {"root": repr(str(root.location)), "temporary": repr(second and str(second))}
+            compare_ranks(ranks, {CALL: "CheckpointManager", **about})
 
 
 def _rate(rate: float | None) -> float | None:

@@ -15,12 +15,13 @@ import pytest
 import xckpt
 from tests.runs.life import Place, on_threads
 from tests.runs.world import state_of, tag_of
-from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
+from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, Silence, never
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
 from xckpt.api.run.restore import Candidate, Damaged, first_good
 from xckpt.errors import CorruptCheckpointError, Problem
 from xckpt.policies import EverySteps, Latest
 from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
@@ -68,9 +69,10 @@ def test_a_sound_step_that_does_not_fit_is_an_error(tmp_path: Path, ranks: int) 
     def restore(place: Place) -> None:
         with xckpt.CheckpointManager(tmp_path, save=ALWAYS, group=place.group) as run:
             like = {**state_of(0, place.rank, 2), "own": xckpt.PerRank(np.zeros(3, int))}
-            with pytest.raises(xckpt.TreeMismatchError, match="own/rank2"):
+            with pytest.raises(xckpt.TreeMismatchError, match="own/rank2") as raised:
                 run.restore(like)
-            assert run.skipped == ()
+            assert run.skipped == () and "xckpt.PerRank.all in the target" in str(raised.value)
+            assert raised.value.__notes__ == ["This is the failure of the load of step 2."]
 
     def verify(checkpoint: Checkpoint) -> list[Problem]:
         verified.append(str(checkpoint.location))
@@ -83,6 +85,59 @@ def test_a_sound_step_that_does_not_fit_is_an_error(tmp_path: Path, ranks: int) 
         patch.setattr(Checkpoint, "verify", verify)
         on_threads(2, restore)
     assert verified == [str(tmp_path / "step-00000002")] * (ranks == 2)
+
+
+@pytest.mark.parametrize("given", [{0}, {1}, {0, 1}])
+def test_a_default_is_that_of_all_ranks(tmp_path: Path, given: set[int]) -> None:
+    """Else one begins to train, and waits for the others, which have raised."""
+
+    def restore(place: Place) -> None:
+        run = xckpt.CheckpointManager(tmp_path, group=place.group)
+        default = {"default": place.rank} if place.rank in given else {}
+        if len(given) == 2:
+            assert run.restore(**default) == place.rank
+        else:
+            with pytest.raises(xckpt.NotACheckpointError, match="pass default= to begin"):
+                run.restore(**default)
+
+    on_threads(2, restore)
+
+
+def test_a_second_root_is_that_of_all_ranks(tmp_path: Path) -> None:
+    def begin(place: Place) -> None:
+        second = tmp_path / f"fast-{place.rank}"
+        with pytest.raises(xckpt.PlanError, match=r"argument temporary is .*fast-0.* on rank 0"):
+            xckpt.CheckpointManager(tmp_path / "run", temporary=second, group=place.group)
+
+    on_threads(2, begin)
+
+
+def test_a_bucket_that_was_silent_for_a_while(faulty_s3: FaultyBucket) -> None:
+    """What a listing has waited for in vain does not count for later listings and deletions."""
+    root = f"{faulty_s3.url}/silent"
+    limits = xckpt.LoadOptions(request_timeout=0.5)
+    with xckpt.CheckpointManager(root, save=ALWAYS, keep=Latest(1), load_options=limits) as run:
+        run.save(0, state_of(0))
+        run.wait()
+        faulty_s3.fault = lambda request: Silence()
+        with pytest.raises(xckpt.StorageError, match=r"no answer for 0\.5 s"):
+            run.steps()
+        faulty_s3.fault = never
+        assert [each.number for each in run.steps()] == [0]
+        run.save(1, state_of(1))
+        run.wait()
+    assert {key.split(b"/")[0] for key in open_store(Location.parse(root)).list().result()} == {
+        b"step-00000001"
+    }
+
+
+def test_a_listing_asks_as_often_as_a_load(faulty_s3: FaultyBucket) -> None:
+    faulty_s3.fault = lambda request: Answer(503, "SlowDown") if request.listing else None
+    faulty_s3.seen.clear()
+    with pytest.raises(xckpt.StorageError, match="overloaded"):
+        xckpt.CheckpointManager(f"{faulty_s3.url}/busy", load_options=xckpt.LoadOptions(retries=1))
+    faulty_s3.fault = never
+    assert sum(request.listing for request in faulty_s3.seen) == 2
 
 
 def test_an_error_of_a_skipped_step_holds_no_memory_of_its_load() -> None:

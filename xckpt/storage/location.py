@@ -139,6 +139,10 @@ class Location:
         """The folder ``root`` inside this one; itself for an empty root."""
         return replace(self, path="/".join(part for part in (self.path, root) if part))
 
+    def anew(self) -> Location:
+        """The same place for another call: how long it may take has nothing to do with the last."""
+        return replace(self, access=replace(self.access, until=math.inf))
+
     def is_in_bucket_of(self, other: Location) -> bool:
         """Whether both are in one bucket, which can copy from one to the other."""
         return bool(self.bucket) and (self.driver, self.bucket) == (other.driver, other.bucket)

@@ -303,7 +303,7 @@ class Remover:
         hidden = None
         try:
             with contextlib.suppress(NotACheckpointError):
-                hidden = hide_checkpoint(self._root.within(name))
+                hidden = hide_checkpoint(self._root.within(name).anew())
         except Exception as error:
             logger.error(
                 "%s could not be deleted: %s; it is tried again after the next save",

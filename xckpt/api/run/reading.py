@@ -34,7 +34,7 @@ from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import Best
 from xckpt.core.run.record import StepRecord
-from xckpt.engine.run.decision import agreed_step
+from xckpt.engine.run.decision import agreed_flag, agreed_step
 from xckpt.errors import CorruptCheckpointError
 from xckpt.options import LoadOptions
 
@@ -169,7 +169,9 @@ class RunReading:
         found = self._restored(
             step, lambda path: load(path, target, group=group, options=options, **arguments)
         )
-        if found is None and isinstance(default, _Raise):
+        given = not isinstance(default, _Raise)
+        # Else a rank with one would begin, and wait for the others.
+        if found is None and not agreed_flag(group, "restore a step; none is there", given):
             raise self._folder.empty()
         return default if found is None else found.state
 

@@ -120,6 +120,7 @@ def first_good(
             state = load(candidate.path)
         except XckptError as error:
             if not is_damage(error, candidate.damage):
+                error.add_note(f"This is the failure of the load of {candidate.name}.")
                 raise
             forget_frames(error)
             damaged[candidate] = error

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Final
 from xckpt.api.save import Path
 from xckpt.core.run.record import StepRecord
 from xckpt.errors import PathError, StorageError, XckptError
+from xckpt.options import LoadOptions
 
 if TYPE_CHECKING:
+    from xckpt.storage.location import Location
     from xckpt.storage.run_steps import Steps
 
 logger: Final = logging.getLogger("xckpt")
@@ -32,18 +34,19 @@ class RunRoot:
     Args:
         root: its path or URL.
         rate: most files that are deleted a second; None for as many as go.
-        memory_bytes: what manifests may take in memory while they are listed.
+        options: how long and how often the storage is asked, and what manifests may take in memory
+            while they are listed.
         temporary: whether it may be lost, so that only saves raise errors there.
     """
 
     def __init__(
-        self, root: Path, rate: float | None, memory_bytes: int, *, temporary: bool = False
+        self, root: Path, rate: float | None, options: LoadOptions, *, temporary: bool = False
     ) -> None:
         from xckpt.storage.location import Location
         from xckpt.storage.run_steps import Remover
 
-        self.location: Final = Location.parse(root)
-        self.memory_bytes = memory_bytes
+        self.location: Final = Location.parse(root, options)
+        self.memory_bytes = options.memory_bytes
         self.temporary = temporary
         self.remover: Final = Remover(self.location, rate)
 
@@ -74,14 +77,15 @@ class RunRoot:
         """
         from xckpt.storage.run_steps import Steps, committed_steps, described, without
 
+        location = self.location.anew()
         try:
-            there = committed_steps(self.location)
+            there = committed_steps(location)
             if not there:
-                self._refuse_other()
+                self._refuse_other(location)
             read = {(record.number, record.name): record for record in known}
             kept = [read[each] for each in there.items() if each in read]
             new = {number: name for number, name in there.items() if (number, name) not in read}
-            found = described(self.location, new, self.memory_bytes)
+            found = described(location, new, self.memory_bytes)
         except StorageError as error:
             if not self.temporary:
                 raise
@@ -91,7 +95,7 @@ class RunRoot:
         steps = Steps(records, list(map(self._own, found.unreadable)))
         return without(steps, self.remover.names)
 
-    def _refuse_other(self) -> None:
+    def _refuse_other(self, location: Location) -> None:
         """Refuse what has no steps because it is a file, or a checkpoint: a run would begin anew.
 
         Raises:
@@ -100,15 +104,15 @@ class RunRoot:
         from xckpt.storage.copy_checkpoint import has_checkpoint
         from xckpt.storage.location import storage_errors
 
-        folder = self.location.folder
-        with storage_errors(self.location):
+        folder = location.folder
+        with storage_errors(location):
             there = None if folder is None else _nearest(folder)
             if there is not None and not there.is_dir():
                 what = "is" if there == folder else f"lies below {there}, which is"
-                raise StorageError(f"{self.location} {what} a file; a run takes a folder")
-        if has_checkpoint(self.location):
+                raise StorageError(f"{location} {what} a file; a run takes a folder")
+        if has_checkpoint(location):
             raise PathError(
-                f"{self.location} is a checkpoint; a run takes the folder in which its steps lie"
+                f"{location} is a checkpoint; a run takes the folder in which its steps lie"
             )
 
     def check_writable(self, name: str) -> None:

@@ -9,6 +9,7 @@ All of it takes time linear in the number of leaves, but for the names of a rena
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -40,6 +41,9 @@ _CURES: Mapping[str, str] = {
     "_orig_mod.": "save and load the model that torch.compile was given, as it is named by "
     "._orig_mod",
 }
+
+_RANK = re.compile("(?:^|/)rank[0-9]+(?:/|$)")
+"""In the name of a leaf of one rank; see `xckpt.PerRank`."""
 
 FEW = 50
 """Up to this many missing leaves, each is looked for among the unexpected ones."""
@@ -166,7 +170,7 @@ def guess(missing: Sequence[str], unexpected: Sequence[str], *, mapped: bool = F
         ['probably renamed: head/kernels in the checkpoint is head/kernel in the target']
     """  # noqa: E501  # a message is one line
     if not missing or not unexpected:
-        return []
+        return _of_ranks([*missing, *unexpected])
     prefix, count = _prefix(missing, unexpected)
     if prefix:
         return [_about_prefix(prefix, count, "the target", "the checkpoint", "")]
@@ -183,6 +187,19 @@ def guess(missing: Sequence[str], unexpected: Sequence[str], *, mapped: bool = F
         if (near := near_names(name, unexpected, most=1))
     ]
     return [f"probably renamed: {'; '.join(renamed[:5])}"] if renamed else []
+
+
+def _of_ranks(names: Sequence[str]) -> list[str]:
+    """What to do about leaves that ranks have each their own of, and that one side lacks.
+
+    Example:
+        >>> len(_of_ranks(["data/rank2/position"])), _of_ranks(["data/ranks"])
+        (1, [])
+    """
+    if not any(map(_RANK.search, names)):
+        return []
+    cure = "xckpt.PerRank.all in the target takes what all of them saved, to be divided again"
+    return [f"another number of ranks saved what each has its own of: {cure}"]
 
 
 def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> tuple[str, int]:

@@ -278,6 +278,19 @@ def agreed_step(group: Group, what: str, step: Callable[[], int | None]) -> int 
     return msgspec.msgpack.decode(named, type=int | None)
 
 
+def agreed_flag(group: Group, what: str, flag: bool) -> bool:
+    """Whether something is true on all ranks; collective, and ``what`` is its purpose.
+
+    Example:
+        >>> from xckpt.engine.ranks.group import LocalGroup
+        >>> agreed_flag(LocalGroup(), "restore a step", True)
+        True
+    """
+    with operation(group, f"{what.split()[0]} of its CheckpointManager"):
+        all_true = all_reduce(group, what, lambda: b"1" * flag, lambda said: b"1" * all(said))
+    return bool(all_true)
+
+
 def _agreed(said: list[bytes]) -> bytes:
     steps = [msgspec.msgpack.decode(each, type=int | None) for each in said]
     _refuse_different(steps, "the ranks name different steps ({}); give all of them the same")

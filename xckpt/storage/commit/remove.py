@@ -115,6 +115,7 @@ class Hidden:
             StorageError: the storage refused again and again; says what is left.
         """
         counter = ProgressCounter(len(self.keys), progress, "files")
+        self.target = self.target.anew()
         with storage_errors(self.target):
             for delay in (*DELAYS, None):
                 try:
