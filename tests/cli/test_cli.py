@@ -374,9 +374,13 @@ def test_what_the_memory_does_not_hold_is_no_fault_of_the_checkpoint(
     assert "damaged" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    "words", ["verify {}", "stats {} scalar", "info {} model/wte", "--help", "--version"]
-)
+OTHERS = [
+    pytest.param(words, marks=pytest.mark.thorough)
+    for words in ("stats {} scalar", "info {} model/wte", "--version")
+]
+
+
+@pytest.mark.parametrize("words", ["verify {}", "--help", *OTHERS])
 def test_a_pipe_that_closes_is_no_fault_of_the_checkpoint(saved: Path, words: str) -> None:
     """Exit code 1 would say that it is damaged: rich and click end with it."""
     command = [sys.executable, "-c", CONSOLE_SCRIPT, *words.format(saved).split()]
@@ -387,7 +391,12 @@ def test_a_pipe_that_closes_is_no_fault_of_the_checkpoint(saved: Path, words: st
     assert child.returncode == 141
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--json"], ["cat", "step"], ["verify"]])
+IN_OTHER_WAYS = [
+    pytest.param(each, marks=pytest.mark.thorough) for each in (["ls", "--json"], ["cat", "step"])
+]
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["verify"], *IN_OTHER_WAYS])
 def test_an_answer_that_cannot_be_written_is_no_fault_of_the_checkpoint(
     saved: Path, arguments: list[str]
 ) -> None:

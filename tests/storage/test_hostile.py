@@ -161,8 +161,15 @@ def _of_many_objects() -> bytes:
 
 
 @linux
-@pytest.mark.parametrize("make", [_long, _of_many_objects])
-@pytest.mark.parametrize("place", ["folder", "memory"])
+@pytest.mark.parametrize(
+    "place, make",
+    [
+        ("folder", _of_many_objects),
+        ("memory", _long),
+        pytest.param("folder", _long, marks=pytest.mark.thorough),
+        pytest.param("memory", _of_many_objects, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_listing_stays_within_memory(
     tmp_path: Path, place: str, make: Callable[[], bytes]
 ) -> None:
