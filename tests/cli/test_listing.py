@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,20 @@ def test_a_run_is_listed_by_number_alone(tmp_path: Path) -> None:
         result = run("ls", tmp_path, *option)
         assert (result.exit_code, result.stdout) == (2, "")
         assert f"give the path of one: {tmp_path / 'step-1'}" in result.stderr
+
+
+def test_a_step_of_orbax_is_one_of_a_run(tmp_path: Path) -> None:
+    """Alone it is what the folder holds; beside steps of ours, the folder is a run."""
+    import orbax.checkpoint as ocp
+
+    with warnings.catch_warnings(), ocp.CheckpointManager(tmp_path / "run") as theirs:
+        warnings.simplefilter("ignore")
+        theirs.save(9, args=ocp.args.StandardSave({"w": np.ones(4)}))
+        theirs.wait_until_finished()
+    assert names(run("ls", tmp_path / "run")) == ["w"]
+    xckpt.save(tmp_path / "run/step-00000010", {"w": np.zeros(3)})
+    assert names(run("ls", tmp_path / "run")) == ["9", "step-00000010"]
+    assert names(run("ls", tmp_path / "run", "w")) == ["w"]
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,19 @@ def ls(
     "model/**/bias": * is any text without a /, ** any text, ? one character.
     """
     import xckpt
+    from xckpt.formats.opened import SourceCheckpoint
 
     try:
         with collector_at_rest():
-            rows = list(listed(xckpt.open(path).manifest))
+            checkpoint = xckpt.open(path)
+            rows = list(listed(checkpoint.manifest))
     except NotACheckpointError:
         if patterns or sort or not _list_steps(path, reverse, as_json):
             raise
+        return
+    # A folder with one step of Orbax is a checkpoint, and with steps of ours beside it a run.
+    foreign = isinstance(checkpoint, SourceCheckpoint) and not (patterns or sort)
+    if foreign and _list_steps(path, reverse, as_json, own=True):
         return
     if patterns:
         kept = set(chosen(path, [row.name for row in rows], patterns))
@@ -95,12 +101,14 @@ def ls(
         click.echo("\n".join(lines(ordered)))
 
 
-def _list_steps(path: str, reverse: bool, as_json: bool) -> bool:
-    """List the steps of a run; whether there are any."""
+def _list_steps(path: str, reverse: bool, as_json: bool, *, own: bool = False) -> bool:
+    """List the steps of a run; whether there are any, of our ``own`` if that is asked for."""
     from xckpt.cli.steps import step_lines, step_values
     from xckpt.viewer.run import shared_at, steps_at
 
     steps = steps_at(path)
+    if own and all(each.format != "xckpt" for each in steps):
+        return False
     if reverse:
         steps.reverse()
     shared, _ = shared_at(path, steps)
