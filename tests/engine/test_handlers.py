@@ -41,12 +41,15 @@ import xckpt
 
 folder, state = sys.argv[1], {"w": np.zeros(1 << 18)}
 start, inner, outer = threading.Thread.start, None, None
+before = 0  # threads that are started before the interrupt
 
 def interrupted(self):
-    global inner
-    call, inner = inner, None
-    if call is not None:
-        call(f"{folder}/{outer}/handler")
+    global inner, before
+    if inner is not None and threading.current_thread() is threading.main_thread():
+        if before == 0:
+            call, inner = inner, None
+            call(f"{folder}/{outer}/handler")
+        before -= 1
     start(self)
 
 def save(path):
@@ -58,9 +61,9 @@ def save_async(path):
 save(f"{folder}/warm")
 save_async(f"{folder}/warmer")
 threading.Thread.start = interrupted
-for outer in (save, save_async):
+for outer, nth in ((save, 0), (save_async, 0), (save_async, 1)):
     for call in (save, save_async):
-        inner, outer_path = call, f"{folder}/{outer.__name__}-{call.__name__}"
+        inner, before, outer_path = call, nth, f"{folder}/{outer.__name__}-{call.__name__}"
         outer(outer_path)
         assert inner is None
         for path in (outer_path, f"{folder}/{outer}/handler"):
