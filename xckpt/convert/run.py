@@ -144,23 +144,20 @@ def convert(
     find = GroupFinder(LocalGroup() if group is None and executor is not None else group)
     with _raised_on_all_ranks(find):
         options = checked_arguments(options, mapping, overwrite, opaque, allow_lossy)
+        source, target = os.fspath(src), os.fspath(dst)
+        wanted, reading = _wanted(mapping, like), LoadOptions(memory_bytes=options.memory_bytes)
         conversion = Conversion(
-            *(os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like)),
-            *(opaque, LoadOptions(memory_bytes=options.memory_bytes)),
+            source, source_format, mapping, dtype, allow_lossy, wanted, opaque, reading
         )
         group = _group_for(executor, group, find)
-        _check_executor(executor, [conversion.path, os.fspath(dst)])
+        _check_executor(executor, [source, target])
         to_sink = open_sink(dst, format, overwrite=overwrite) is not None
         watch = Watch.of("convert", dst, options) if is_watched(options) else None
     with operation(group), _noting_leftovers(dst), ExitStack() as stack:
         stack.enter_context(watch or nullcontext())
-        bar = with_progress(options, "convert", group.rank, dst)
+        shown = stack.enter_context(with_progress(options, "convert", group.rank, dst))
         work = _Work(
-            conversion,
-            os.fspath(dst),
-            overwrite,
-            stack.enter_context(bar),
-            *(executor, group, like, metadata, stack, watch),
+            conversion, target, overwrite, shown, executor, group, like, metadata, stack, watch
         )
         all_reduce(work.watched_group, PREPARE, work.check_source, lambda _: b"")
         return work.into_sink(format) if to_sink else work.into_checkpoint()

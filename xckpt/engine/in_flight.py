@@ -74,7 +74,9 @@ class SaveInFlight:
         """Log a failure that was never asked for."""
         logger.error(
             "the asynchronous save to %s failed, and its result was never asked for: %s: %s",
-            *(self.where, type(error).__name__, error),
+            self.where,
+            type(error).__name__,
+            error,
         )
 
 

@@ -205,10 +205,8 @@ class _Save:
         planned_by = self.planner.lasting_key()
         if planned_by is None or not self.writer.lasting:
             return None
-        sizes = (
-            *(options.chunk_bytes, options.shard_bytes, options.readers),
-            *(options.pack_bytes, options.crc32c),
-        )
+        grid = options.chunk_bytes, options.shard_bytes, options.readers
+        sizes = *grid, options.pack_bytes, options.crc32c
         names = sorted((options.dimension_names or {}).items())
         return repr((planned_by, sizes, names)).encode()
 

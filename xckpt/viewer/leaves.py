@@ -136,10 +136,8 @@ def _key(leaf: Entry) -> Hashable:
         return leaf.type
     if isinstance(leaf, BytesEntry):
         return leaf.type, leaf.size, leaf.chunk
-    return (
-        *(leaf.dtype, leaf.shape, leaf.chunk, leaf.shard, leaf.pieces, leaf.sharding),
-        *(leaf.annotation, leaf.dimension_names),
-    )
+    stored = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard, leaf.pieces
+    return *stored, leaf.sharding, leaf.annotation, leaf.dimension_names
 
 
 def _metadata(user: object) -> str:

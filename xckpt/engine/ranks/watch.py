@@ -164,10 +164,8 @@ class Watch:
         finally:
             seconds = time.perf_counter() - started
             self.steps[name] = self.steps.get(name, 0.0) + seconds
-            logger.debug(
-                "%s %s: rank %d: %s took %.3f s",
-                *(self.operation, self.where, self._rank, name, seconds),
-            )
+            call = f"{self.operation} {self.where}"
+            logger.debug("%s: rank %d: %s took %.3f s", call, self._rank, name, seconds)
 
     def run(self, name: str, function: Callable[[T], Result], value: T) -> Result:
         """Call a function as a step."""
