@@ -167,11 +167,11 @@ def main(
             figures = [each for case in cases for each in _both_ways(case)]
         console.print(table(figures))
         if kept is not None:
-            _keep(kept, name, figures)
+            keep(kept, name, figures)
             console.print(f"wrote {kept}")
 
 
-def _keep(path: Path, section: str, figures: Figures) -> None:
+def keep(path: Path, section: str, figures: Figures) -> None:
     """Put a section's figures into the results; of saves, those of these cases."""
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if section == "scale":
@@ -182,7 +182,9 @@ def _keep(path: Path, section: str, figures: Figures) -> None:
 
 
 def _case(figures: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(value for key, value in figures.items() if key != "saves")
+    """What was measured; the oldest figures do not say that plans were gathered."""
+    about = {"gathered": True} | figures
+    return tuple(about[key] for key in ("placement", "ranks", "tensors", "gathered"))
 
 
 def _both_ways(case: tuple[str, int, int]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from benchmarks import readme
 from benchmarks.scale import readers, tables
-from benchmarks.scale.__main__ import SECTIONS
+from benchmarks.scale.__main__ import SECTIONS, keep
 from benchmarks.scale.summary import table
 
 RANK = {"up": [2048 * 9, 50], "down": [1024 * 9, 70], "memory": 1 << 20, "manifest": 2048}
@@ -69,6 +70,15 @@ def printed(shown: Table) -> str:
     with console.capture() as said:
         console.print(shown)
     return said.get()
+
+
+def test_a_case_that_is_measured_again_takes_the_place_of_its_figures(tmp_path: Path) -> None:
+    path, (old,) = tmp_path / "results.json", RESULTS["scale"]
+    path.write_text(json.dumps({"scale": [old], "leaves": []}))
+    gathered, alone = ({**old, "gathered": known, "saves": []} for known in (True, False))
+    for figures in (gathered, alone, alone):
+        keep(path, "scale", [figures])
+    assert json.loads(path.read_text()) == {"scale": [gathered, alone], "leaves": []}
 
 
 def test_ranks_that_plan_alone_have_rows_of_their_own() -> None:

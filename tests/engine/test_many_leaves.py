@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 import xckpt
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import HostSource
+from xckpt.core.manifest.codec import parse
 from xckpt.core.tree import flatten, rebuild
 from xckpt.engine import adapters
+from xckpt.storage import ZarrStorageWriter
+from xckpt.storage.array import digest_bytes
 
 SAVE_CALLS = 83
 LOAD_CALLS = 61
@@ -157,6 +160,15 @@ def in_pieces(pieces: int) -> tuple[HostSource, NDArray[np.float32]]:
         [((end - len(part),), part.shape) for end, part in zip(ends, parts, strict=True)]
     )
     return HostSource(elements.shape, "float32", boxes, tuple(parts), True), elements
+
+
+def test_a_rank_takes_what_was_committed_without_a_check_of_its_own(tmp_path: Path) -> None:
+    """The coordinator has held it against the rules of the format, before it was written."""
+    xckpt.save(tmp_path, {f"w{n}": in_pieces(n + 2)[0] for n in range(60)})
+    data = (tmp_path / "xckpt.json").read_bytes()
+    writer = ZarrStorageWriter(tmp_path / "other")
+    checked = calls_of(lambda: parse(data, digest_bytes))
+    assert calls_of(lambda: writer.committed_metadata(data)) < checked / 2
 
 
 def test_a_piece_takes_few_calls(tmp_path: Path) -> None:

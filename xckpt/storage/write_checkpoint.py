@@ -249,7 +249,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         """What the committed manifest says."""
         if self._committed is not None and self._committed[0] == manifest:
             return to_metadata(self._committed[1])
-        return to_metadata(parse(manifest, digest_bytes))
+        return to_metadata(parse(manifest, digest_bytes, is_ours=True))
 
     def is_committed(self) -> bool:
         """See `CommitKnowingWriter`."""

@@ -282,13 +282,16 @@ def encode(manifest: Manifest, digest: Digest) -> bytes:
     return msgspec.json.encode(envelope)
 
 
-def parse(data: bytes, digest: Digest, memory_bytes: int | None = None) -> Manifest:
+def parse(
+    data: bytes, digest: Digest, memory_bytes: int | None = None, *, is_ours: bool = False
+) -> Manifest:
     """The manifest that stored bytes hold.
 
     Args:
         data: what is stored.
         digest: makes a digest of bytes.
         memory_bytes: what it may take in memory; None for any amount.
+        is_ours: whether `encode` made it in this job, which has held it against the rules.
 
     Raises:
         VersionError: a newer version wrote it.
@@ -326,7 +329,8 @@ def parse(data: bytes, digest: Digest, memory_bytes: int | None = None) -> Manif
     if memory_bytes is not None:
         size, leaves = described_bytes(manifest), len(manifest.leaves)
         check_memory(size, f"the manifest of {leaves:,} leaves", memory_bytes)
-    check(manifest)
+    if not is_ours:
+        check(manifest)
     return manifest
 
 
