@@ -90,6 +90,8 @@ def test_a_step_of_orbax_is_one_of_a_run(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "run/step-00000010", {"w": np.zeros(3)})
     assert names(run("ls", tmp_path / "run")) == ["9", "step-00000010"]
     assert names(run("ls", tmp_path / "run", "w")) == ["w"]
+    shown = xckpt.view(tmp_path / "run").page.run
+    assert shown is not None and [each.name for each in shown] == ["9", "step-00000010"]
 
 
 @pytest.mark.parametrize(

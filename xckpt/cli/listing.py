@@ -68,7 +68,7 @@ def ls(
     "model/**/bias": * is any text without a /, ** any text, ? one character.
     """
     import xckpt
-    from xckpt.formats.opened import SourceCheckpoint
+    from xckpt.viewer.run import is_run, steps_at
 
     try:
         with collector_at_rest():
@@ -78,9 +78,8 @@ def ls(
         if patterns or sort or not _list_steps(path, reverse, as_json):
             raise
         return
-    # A folder with one step of Orbax is a checkpoint, and with steps of ours beside it a run.
-    foreign = isinstance(checkpoint, SourceCheckpoint) and not (patterns or sort)
-    if foreign and _list_steps(path, reverse, as_json, own=True):
+    if not (patterns or sort) and is_run(checkpoint.format, lambda: steps_at(path)):
+        _list_steps(path, reverse, as_json)
         return
     if patterns:
         kept = set(chosen(path, [row.name for row in rows], patterns))
@@ -101,14 +100,12 @@ def ls(
         click.echo("\n".join(lines(ordered)))
 
 
-def _list_steps(path: str, reverse: bool, as_json: bool, *, own: bool = False) -> bool:
-    """List the steps of a run; whether there are any, of our ``own`` if that is asked for."""
+def _list_steps(path: str, reverse: bool, as_json: bool) -> bool:
+    """List the steps of a run; whether there are any."""
     from xckpt.cli.steps import step_lines, step_values
     from xckpt.viewer.run import shared_at, steps_at
 
     steps = steps_at(path)
-    if own and all(each.format != "xckpt" for each in steps):
-        return False
     if reverse:
         steps.reverse()
     shared, _ = shared_at(path, steps)

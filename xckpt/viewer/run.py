@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 
 from xckpt.core.manifest.entries import arrays
@@ -31,6 +31,22 @@ def steps_at(path: str) -> list[StepRecord]:
     root = Location.parse(path)
     found = described(root, committed_steps(root), LoadOptions().memory_bytes)
     return sorted([*found.records, *found.unreadable], key=lambda record: record.number)
+
+
+def is_run(format: str, steps: Callable[[], Sequence[StepRecord]]) -> bool:
+    """Whether a folder that opens as another library's checkpoint is a run with steps of ours.
+
+    A folder with one step of Orbax opens as that step.
+
+    Args:
+        format: of what it opens as.
+        steps: lists the steps there.
+
+    Example:
+        >>> is_run("xckpt", list), is_run("orbax", lambda: [StepRecord(3, 60.0)])
+        (False, True)
+    """
+    return format != "xckpt" and any(each.format == "xckpt" for each in steps())
 
 
 def shared_at(path: str, records: Sequence[StepRecord]) -> tuple[dict[str, int], int]:

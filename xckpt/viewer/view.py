@@ -34,7 +34,7 @@ from xckpt.viewer.picture.svg import svg
 from xckpt.viewer.plan.load import plan_shown
 from xckpt.viewer.plan.mesh_text import reader_mesh
 from xckpt.viewer.plan.shown import PlanShown
-from xckpt.viewer.run import run_shown, shared_by_leaf, steps_at
+from xckpt.viewer.run import is_run, run_shown, shared_by_leaf, steps_at
 
 if TYPE_CHECKING:
     from xckpt.viewer.picture.plot import Figure
@@ -92,16 +92,15 @@ class CheckpointView:
         except NotACheckpointError:
             if not self.steps:
                 raise
+            checkpoint = None
+        if checkpoint is None or is_run(checkpoint.format, lambda: self.steps):
             steps, once = run_shown(self.path, self.steps)
             return msgspec.structs.replace(page, run=steps, shared_once=once)
-        return msgspec.structs.replace(
-            page,
-            format=checkpoint.format,
-            checkpoint=self._described,
-            beside=tuple(map(printable, self._beside)),
-            plan=self.plan(self._plan) if self._plan else None,
-            diff=self.diff(self._other, self._progress) if self._other else None,
-        )
+        beside = tuple(map(printable, self._beside))
+        plan = self.plan(self._plan) if self._plan else None
+        diff = self.diff(self._other, self._progress) if self._other else None
+        about = {"format": checkpoint.format, "checkpoint": self._described, "beside": beside}
+        return msgspec.structs.replace(page, **about, plan=plan, diff=diff)
 
     def again(self) -> CheckpointView:
         """What is at the path now: this view while that is the same, else another one.
