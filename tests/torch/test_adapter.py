@@ -149,6 +149,20 @@ def test_what_cannot_be_saved_is_refused_by_name(make, advice: str) -> None:
         adapters.target_for(leaf, "model/wte", in_place=True)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_what_a_transformation_traces_is_refused_by_name(transform) -> None:
+    def traced(tensor: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(UnsupportedLeafError, match=r"w: .*torch\.func.* call them outside"):
+            ADAPTER.describe(tensor, "w")
+        with pytest.raises(UnsupportedLeafError, match=r"w: .*torch\.func.* call them outside"):
+            ADAPTER.target_for(tensor, "w", in_place=True)
+        with pytest.raises(UnsupportedLeafError, match=r"w: .*torch\.func.* call them outside"):
+            ADAPTER.copyable(tensor, "w")
+        return tensor.sum()
+
+    transform(traced)(torch.ones(3))
+
+
 def test_a_subclass_that_adds_no_operations_is_a_tensor() -> None:
     assert source_of(torch.ones(2).as_subclass(Tagged)).shape == (2,)
 

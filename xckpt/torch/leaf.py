@@ -179,7 +179,14 @@ def _check_storage(local: torch.Tensor, name: str) -> None:
     else:
         steps = zip(local.shape, local.stride(), strict=True)
         last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
-    if local.untyped_storage().nbytes() < (last + 1) * local.element_size():
+    try:
+        size = local.untyped_storage().nbytes()
+    except NotImplementedError:  # so says what torch.func.grad, jvp or vmap calls a function with
+        raise UnsupportedLeafError(
+            f"{name}: a tensor that torch.func.grad, jvp or vmap traces has no memory of its own; "
+            f"save and load cannot run inside these, so call them outside"
+        ) from None
+    if size < (last + 1) * local.element_size():
         raise UnsupportedLeafError(
             f"{name}: the storage of this tensor of shape {tuple(local.shape)} was freed; save the "
             f"sharded parameter instead, or gather it before the save"
