@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeVar, cast
 
 import numpy as np
 
+from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.geometry.shards.hint import Readers, parts_of
 from xckpt.core.names import check_dimension_names
 from xckpt.core.text.arguments import shown_value, wrong_argument
@@ -240,9 +241,10 @@ class SaveOptions(StorageOptions):
         _check_progress(self)
 
     @property
-    def cuts(self) -> int | tuple[int, ...]:
-        """`readers` as numbers of parts, as it was checked."""
-        return cast(int | tuple[int, ...], self.readers)
+    def grid(self) -> GridOptions:
+        """How large chunks and zarr shards are, and how readers cut."""
+        readers = cast(int | tuple[int, ...], self.readers)  # as it was checked
+        return GridOptions(self.chunk_bytes, self.shard_bytes, readers=readers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

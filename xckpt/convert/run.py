@@ -28,7 +28,6 @@ from xckpt.convert.units.plan import plan_units
 from xckpt.convert.units.run import UnitShare, share_units
 from xckpt.convert.units.unit import Chunks
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.groups import GroupFinder, refuse_others
@@ -256,10 +255,7 @@ class _Work:
         sizes = (*grid, options.pack_bytes, options.crc32c)
         digest = self.opened.identity(self.unit_bytes, sizes)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
-        planner = DefaultSavePlanner(
-            grid=GridOptions(options.chunk_bytes, options.shard_bytes, readers=options.cuts),
-            serialise=_content,
-        )
+        planner = DefaultSavePlanner(grid=options.grid, serialise=_content)
         kept = user_of(self.opened.source.metadata)
         user = kept if self.metadata is None else self.metadata
         metadata = save_state(

@@ -24,7 +24,6 @@ import msgspec
 import numpy as np
 import tensorstore as ts
 
-from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, DocumentTree, Manifest, is_packed
 from xckpt.core.manifest.own_keys import DIGESTS
@@ -78,14 +77,14 @@ class ZarrStorageWriter(PlainStorageWriter):
         base: str | os.PathLike[str] | None = None,
     ) -> None:
         self.overwrite = overwrite
-        self.options = given = checked_options(options, SaveOptions, "ZarrStorageWriter")
+        self.options: SaveOptions = checked_options(options, SaveOptions, "ZarrStorageWriter")
         self.target: Location = Location.parse(path, options)
         self.base: str | None = None if base is None else os.fspath(base)
         self.lasting: bool = base is None
         self.shared_bytes: int = 0
         """Bytes not written by this rank, because they are shared with the base."""
-        super().__init__(GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.cuts))
-        self._base = None if base is None else _base_of(base, self.target, given, self.codecs)
+        super().__init__(self.options.grid)
+        self._base = None if base is None else _base_of(base, self)
         if self._base is not None:
             self._grid = replace(self._grid, kept=self._base.grid)
         self._staging: Staging | None = None
@@ -267,12 +266,10 @@ class ZarrStorageWriter(PlainStorageWriter):
             self._staging = self._begun = None
 
 
-def _base_of(
-    path: str | os.PathLike[str], target: Location, options: SaveOptions, codecs: tuple[str, ...]
-) -> Base:
+def _base_of(path: str | os.PathLike[str], writer: ZarrStorageWriter) -> Base:
     from xckpt.storage.base.base import Base
 
-    return Base(path, target, options, codecs)
+    return Base(path, writer.target, writer.options, writer.codecs)
 
 
 @contextlib.contextmanager

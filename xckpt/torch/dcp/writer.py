@@ -31,7 +31,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.engine.ranks.launched import launched_on_host
 from xckpt.errors import PlanError
@@ -197,12 +196,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             raise
 
     def _plan(self, save: StagedSave, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
-        options = GridOptions(
-            self.options.chunk_bytes,
-            self.options.shard_bytes,
-            readers=self.options.cuts,
-        )
-        shares, metadata, leaves = described(plans, options)
+        shares, metadata, leaves = described(plans, self.options.grid)
         place = save.stage(len(plans))
         ordered, metadata = save.writer.prepare_global_plan(shares, metadata)
         save.metadata, save.names = metadata, leaves.names
