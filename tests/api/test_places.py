@@ -207,3 +207,16 @@ def test_arguments_without_sense() -> None:
         xckpt.copy("a", {})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"copy takes options=xckpt.LoadOptions\(...\), not a dict"):
         xckpt.copy("a", "b", options={})  # type: ignore[arg-type]
+
+
+def test_a_save_that_comes_second_to_an_equal_one_is_not_called_committed(tmp_path: Path) -> None:
+    path, state = tmp_path / "c", {"w": np.arange(4.0)}
+
+    def save_first(progress: xckpt.Progress) -> None:
+        if not path.exists():
+            xckpt.save(path, state)
+
+    options = xckpt.SaveOptions(progress=save_first, threads=1)
+    with pytest.raises(xckpt.CheckpointExistsError, match="this save is not committed") as caught:
+        xckpt.save(path, state, options=options)
+    assert not getattr(caught.value, "__notes__", [])

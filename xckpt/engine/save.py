@@ -45,7 +45,7 @@ from xckpt.engine.ranks.group import (
 )
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
 from xckpt.engine.steps import Reports, all_reduce
-from xckpt.errors import PlanError
+from xckpt.errors import CheckpointExistsError, PlanError
 from xckpt.options import SaveOptions
 
 if TYPE_CHECKING:
@@ -161,6 +161,8 @@ class _Save:
             raise
 
     def _note_commit(self, error: BaseException) -> None:
+        if isinstance(error, CheckpointExistsError):
+            return  # what is there is another save's, whose manifest may be equal
         if isinstance(self.writer, CommitKnowingWriter) and self.writer.is_committed():
             error.add_note(COMMITTED)
 
