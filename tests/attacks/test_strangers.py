@@ -94,6 +94,61 @@ def test_a_stranger_is_hung_up_on(what: str) -> None:
     assert max(each.seconds for each in done) < 8 * ALLOWANCE
 
 
+ODD: dict[str, bytes] = {
+    "a loss that is none": framed(Kind.LOST, b"\xc1"),
+    "a loss of another release": framed(Kind.LOST, msgspec.msgpack.encode({"ranks": 1})),
+    "an empty loss": framed(Kind.LOST, b""),
+    "a farewell that is none": framed(Kind.LEFT, b"\xc1"),
+    "suspects that are none": framed(Kind.SUSPECTS, b"\xc1"),
+    "a kind of another release": framed(77, b"new"),
+    "a huge message": framed(Kind.MESSAGE, b"", length=1 << 62),
+}
+"""What a rank says that has shown the token, and that is no message."""
+WORDLESS = {
+    "nobody who was lost": framed(Kind.LOST, msgspec.msgpack.encode([])),
+    "a message of an earlier call": framed(Kind.MESSAGE, b"old"),
+    "a progress of no time": framed(Kind.ALIVE, struct.pack("<d", float("nan"))),
+    "a progress in the future": framed(Kind.ALIVE, struct.pack("<d", float("-inf"))),
+    "half a message": framed(Kind.MESSAGE, b"x", length=100),
+    "half a header": framed(Kind.MESSAGE, b"")[:5],
+}
+"""What says nothing: the rank is silent."""
+
+
+def told(content: bytes, operation: int) -> Outcome:
+    """What a coordinator says whose rank says something."""
+    links, invitation = invite(2)
+    rank = reach(invitation, 1, 0, TIMEOUT)
+    rank.flush(TIMEOUT)
+    content = content[:4] + struct.pack("<I", operation) + content[8:]  # `HEADER`'s third field
+    star = Star(0, 2, 0, links)
+    star.begin()
+    links.greet_callers(1, TIMEOUT)
+    rank.to[0].peer.sendall(content)
+    try:
+        return outcome(lambda: star.gather(b"own", TIMEOUT))
+    finally:
+        rank.close()
+        links.close()
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_a_rank_says_what_is_no_message(what: str) -> None:
+    """It is named at once."""
+    said = told(ODD[what], 1)
+    assert said.kind == "RanksFailedError" and said.seconds < TIMEOUT
+    assert "rank 1: it sent bytes that are not a message: does it run the same release" in said.text
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("what", WORDLESS)
+def test_a_rank_says_nothing_in_many_words(what: str) -> None:
+    """It is given up in time."""
+    said = told(WORDLESS[what], 0 if "earlier" in what else 1)
+    assert said.kind == "RanksFailedError" and said.seconds < TIMEOUT + SLACK
+    assert "rank 1: sent nothing for 1.5 s" in said.text
+
+
 @pytest.mark.thorough
 def test_a_thousand_silent_strangers() -> None:
     links, invitation = invite(2)

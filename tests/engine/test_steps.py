@@ -297,3 +297,31 @@ def test_one_answer_for_all_is_compressed(monkeypatch):
     monkeypatch.setattr(ThreadGroup, "broadcast", counted)
     assert results(3, run) == [(manifest, manifest)] * 3
     assert len(lengths) == 6 and max(lengths) < len(manifest) / 8
+
+
+@pytest.mark.parametrize("speaks", [0, 1])
+def test_a_rank_that_says_what_no_release_knows_is_named(speaks):
+    """The coordinator hears it, or it is the coordinator."""
+
+    class Other:
+        def __init__(self, group):
+            self.rank, self.size, self.coordinator = group.rank, group.size, group.coordinator
+            self._group = group
+
+        def gather(self, data):
+            return self._group.gather(b"\xc1" if self.rank == speaks == 1 else data)
+
+        def scatter(self, data):
+            return self._group.scatter([b"\xc1"] * 2 if data and not speaks else data)
+
+        def broadcast(self, data):
+            return self._group.broadcast(b"\xc1" if data is not None and not speaks else data)
+
+    def run(group):
+        return all_reduce(Other(group), "plan the save", lambda: b"plan", lambda said: b"done")
+
+    for outcome in run_ranks(2, run):
+        assert isinstance(outcome.error, PlanError)
+        assert "it sent bytes that are not a message: does it run the same release" in str(
+            outcome.error
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import re
 import signal
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 import xckpt
+from xckpt.core.run import keeping
+from xckpt.core.run.record import StepRecord
 from xckpt.policies import (
     Best,
     EveryMinutes,
@@ -75,6 +78,42 @@ def test_a_save_policy_that_says_nothing_is_named(tmp_path: Path) -> None:
         checkpoints.save(0, STATE)
     assert checkpoints.save(0, STATE, force=True)
     checkpoints.wait()
+
+
+async def in_time(moment: object) -> bool:
+    return True
+
+
+class Untrue:
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize(
+    "answer",
+    ["no", b"", 0.5, float("nan"), [False], np.array([False, True]), Untrue(), in_time],
+    ids=repr,
+)
+def test_a_save_policy_says_neither_true_nor_false(tmp_path: Path, answer: Any) -> None:
+    policy: Any = answer if callable(answer) else lambda moment: answer
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=policy)
+    with pytest.raises(TypeError, match=r"save policy .* has to return True or False, not"):
+        checkpoints.save(0, STATE)
+    assert checkpoints.steps() == []
+
+
+@pytest.mark.parametrize("answer", [np.bool_(True), np.array(True), 1])
+def test_a_save_policy_says_true_in_other_words(tmp_path: Path, answer: Any) -> None:
+    with xckpt.CheckpointManager(tmp_path, save=lambda moment: answer) as checkpoints:
+        assert checkpoints.save(0, STATE)
+
+
+def test_a_keep_policy_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "MOST_CHOSEN", 100)
+    records = [StepRecord(step, time=0.0) for step in range(3)]
+    with pytest.raises(TypeError, match="keep policy <lambda> has to return the numbers"):
+        keeping.kept(records, [lambda records: itertools.count()])
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from xckpt.core.storage import TypedReportsWriter
 from xckpt.engine.limits import exhausted
 from xckpt.engine.ranks.alive import working
 from xckpt.engine.ranks.group import Group, SuspectingGroup
+from xckpt.engine.ranks.waiting import OTHER_RELEASE
 from xckpt.errors import PlanError, RankFailure, RanksFailedError, XckptError
 
 
@@ -209,16 +210,24 @@ def _reduce(
     gathered = group.gather(_encode(outcome))
     if gathered is None:
         return None, caught
-    outcomes = [_outcome(item) for item in gathered]
+    outcomes = [_outcome_of(rank, item) for rank, item in enumerate(gathered)]
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     failures += [
         RankFailure.of(rank, PlanError(ELSEWHERE))
         for rank, outcome in enumerate(outcomes)
-        if outcome.step != number
+        if outcome.failure is None and outcome.step != number
     ]
     if failures:
         return [_refusal(failures)] * group.size, caught
     return _verdicts(group, lambda: decide([codec.decode(o.data) for o in outcomes]), deciding)
+
+
+def _outcome_of(rank: int, item: bytes) -> _Outcome:
+    """What a rank has made; a failure of the rank if it says nothing that this one understands."""
+    try:
+        return _outcome(item)
+    except msgspec.DecodeError:
+        return _Outcome(0, failure=RankFailure.of(rank, PlanError(OTHER_RELEASE)))
 
 
 def _number(step: str) -> int:
@@ -249,7 +258,10 @@ def _refusal(failures: Sequence[RankFailure], step: str = "") -> bytes:
 
 def _answer(step: str, data: bytes, caught: Exception | None) -> bytes:
     """The coordinator's answer to this rank, which may have caught an exception of its own."""
-    verdict = _verdict(data)
+    try:
+        verdict = _verdict(data)
+    except msgspec.DecodeError as error:
+        raise PlanError(f"the coordinator: {OTHER_RELEASE}") from error
     if not verdict.failures:
         return verdict.data
     failures = [replace(failure, rank=r) for ranks, failure in verdict.failures for r in ranks]

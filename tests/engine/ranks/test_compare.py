@@ -286,3 +286,17 @@ def test_values_of_each_rank_come_back_in_place(tmp_path: Path) -> None:
 def test_a_leaf_that_differs_on_every_rank_names_them_as_a_run(tmp_path: Path) -> None:
     text = refused(tmp_path, lambda rank: {"same": np.ones(3), "pos": rank}, 4)
     assert "pos: differs on each of ranks 0-3" in text
+
+
+def on_another_release(rank: int, path: Path) -> str:
+    xckpt.__version__ = f"0.{rank}.0"
+    with pytest.raises(xckpt.PlanError) as caught:
+        xckpt.save(path, {"w": np.ones(3)})
+    return str(caught.value)
+
+
+def test_ranks_of_two_releases(tmp_path: Path) -> None:
+    with Ranks(2) as ranks:
+        for said in ranks.run(on_another_release, tmp_path / "a"):
+            assert "release of xckpt is 0.0.0 on rank 0, but 0.1.0 on rank 1" in said
+    assert not any(tmp_path.iterdir())

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable
+from itertools import islice
+from typing import Final
 
 from xckpt.core.run.numbers import whole
 from xckpt.core.run.policies import KeepPolicy, Records, name_of
@@ -39,10 +41,17 @@ def kept(records: Records, policies: Iterable[KeepPolicy]) -> frozenset[int]:
     return frozenset(chosen & there | foreign | {each.number for each in in_order[-1:]})
 
 
+MOST_CHOSEN: Final = 10_000_000
+"""Numbers of steps that are taken from a policy; a generator may have no end."""
+
+
 def _chosen(policy: KeepPolicy, records: list[StepRecord]) -> list[int]:
     found = policy(records)
     try:
-        return [whole(number) for number in found]
+        chosen = [whole(number) for number in islice(found, MOST_CHOSEN + 1)]
+        if len(chosen) > MOST_CHOSEN:
+            raise TypeError(f"more than {MOST_CHOSEN:,}")
+        return chosen
     except TypeError as error:
         raise TypeError(
             f"the keep policy {name_of(policy)} has to return the numbers of the steps to keep, "

@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+import reprlib
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal, TypeAlias, cast, overload
+from typing import Literal, SupportsIndex, TypeAlias, cast, overload
 
 from xckpt.core.names import is_utf8
 from xckpt.core.run.numbers import count_of, minutes_of, whole
@@ -304,10 +305,14 @@ def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:
 
 
 def _says(policy: SavePolicy, moment: Moment) -> bool:
-    said = cast(bool | None, policy(moment))
-    if said is None:
-        raise TypeError(f"the save policy {name_of(policy)} has to return True or False, not None")
-    return bool(said)
+    said = cast(object, policy(moment))
+    # Anything else is true or false as well: a text, or the coroutine of an async function.
+    is_number = isinstance(said, SupportsIndex) or hasattr(said, "dtype")
+    if is_number and not getattr(said, "ndim", 0):
+        return bool(said)
+    raise TypeError(
+        f"the save policy {name_of(policy)} has to return True or False, not {reprlib.repr(said)}"
+    )
 
 
 def name_of(policy: SavePolicy | KeepPolicy) -> str:

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,7 +108,9 @@ def compare_ranks(
     Raises:
         PlanError: something differs; everything that does is listed with the ranks.
     """
-    mine = _Own(arguments, adapters, host or host_identity())
+    # Another release may write another format, or say other things to the ranks.
+    release = {"release of xckpt": sys.modules["xckpt"].__version__}
+    mine = _Own(release | dict(arguments), adapters, host or host_identity())
     comparison = _Comparison()
 
     def summary() -> bytes:

@@ -16,6 +16,8 @@ from collections import deque
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from xckpt.engine.ranks.waiting import NO_MESSAGE
+
 HEADER: Final = struct.Struct("<BB2xIIQ")
 AGO: Final = struct.Struct("<d")
 """The content of `Kind.ALIVE`, if it has any: seconds."""
@@ -164,6 +166,9 @@ class Connection:
                 return
             self._incoming = memoryview(b"")
         kind, call, operation, step, _ = self._header
+        if kind > max(Kind):
+            self.finish(NO_MESSAGE)
+            return
         frame = Frame(kind, operation, step, self._incoming.tobytes(), call)
         if frame.kind == Kind.ALIVE and self.is_known and len(frame.data) == AGO.size:
             self.heard -= max(0.0, AGO.unpack(frame.data)[0])
@@ -179,7 +184,7 @@ class Connection:
                 return
         except (MemoryError, OverflowError):
             pass  # where a line has lost bytes, other content is taken for a length
-        self.finish("it sent bytes that are not a message")
+        self.finish(NO_MESSAGE)
 
     def _expect(self, count: int) -> None:
         self._incoming, self._filled = memoryview(bytearray(count)), 0

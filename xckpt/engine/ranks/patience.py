@@ -20,6 +20,8 @@ from xckpt.engine.ranks.alive import beat_of
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.waiting import (
     CLOSED,
+    NO_MESSAGE,
+    OTHER_RELEASE,
     SILENT,
     WARN_AFTER,
     Board,
@@ -39,6 +41,11 @@ KILLED: Final = (
     "the process was probably killed (out of memory?) or has crashed; see its own log "
     "(the connection ended: {})"
 )
+
+
+def ended(why: str) -> str:
+    """What a rank has done whose connection has ended."""
+    return OTHER_RELEASE if why == NO_MESSAGE else KILLED.format(why)
 
 
 def suspected_until(*, is_coordinator: bool) -> float:

@@ -27,8 +27,8 @@ from xckpt.engine.limits import exhausted
 from xckpt.engine.ranks.connection import AGO, Frame, Kind
 from xckpt.engine.ranks.group import KeptPlans, other_call, out_of_order
 from xckpt.engine.ranks.links import Links
-from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
-from xckpt.engine.ranks.waiting import CLOSED, SILENT, Board, given_up
+from xckpt.engine.ranks.patience import GRACE_SECONDS, Patience, ended
+from xckpt.engine.ranks.waiting import CLOSED, NO_MESSAGE, SILENT, Board, given_up
 from xckpt.errors import RankFailure
 
 FAREWELL_SECONDS: Final = 0.25
@@ -161,10 +161,13 @@ class _Frames:
                 if kind == Kind.MESSAGE and self._rank == self._coordinator:
                     self._send(rank, Kind.LOST, _encode(list(self._course.before)), operation)
                 continue
-            if kind in (Kind.LOST, Kind.LEFT):
-                self._fail(_failures(data), said_by=rank)
-            if kind == Kind.SUSPECTS:
-                self.patience.suspect(_ranks(data))
+            try:
+                if kind in (Kind.LOST, Kind.LEFT) and (said := _failures(data)):
+                    self._fail(said, said_by=rank)
+                if kind == Kind.SUSPECTS:
+                    self.patience.suspect(_ranks(data))
+            except msgspec.DecodeError:
+                link.finish(NO_MESSAGE)
             if kind == Kind.MESSAGE and step == self._course.step:
                 return data
             met = kind == Kind.WAITS and step == self._course.step and not keep
@@ -174,7 +177,7 @@ class _Frames:
         if link is not None and link.end:
             if not link.is_known and (failures := self._noted()):
                 self._fail(failures, said_by=rank)
-            self._fail([RankFailure(rank, CLOSED, KILLED.format(link.end))])
+            self._fail([RankFailure(rank, CLOSED, ended(link.end))])
         return None
 
     def _wait(
@@ -308,7 +311,7 @@ class Star(_Frames):
             if rank in unsent:
                 self._send(rank, Kind.MESSAGE, unsent.pop(rank))
             if link.end:
-                self._lost.append(RankFailure(rank, CLOSED, KILLED.format(link.end)))
+                self._lost.append(RankFailure(rank, CLOSED, ended(link.end)))
             return not link.is_sending
 
         self._wait(self._others, take, timeout, self._lost.extend)

@@ -27,6 +27,10 @@ SILENT: Final = "TimeoutError"
 CLOSED: Final = "ConnectionError"
 """The kind of failure of a rank whose connection has ended."""
 
+NO_MESSAGE: Final = "it sent bytes that are not a message"
+"""Why a connection ends on which other bytes come: the line has lost some, or the rank runs another
+release."""
+OTHER_RELEASE: Final = f"{NO_MESSAGE}: does it run the same release of xckpt?"
 WARN_AFTER: Final = 15.0
 """Seconds after which a waiting rank first names the missing ones; a group may set others."""
 LONGEST_SECONDS: Final = 300.0
