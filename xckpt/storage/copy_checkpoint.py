@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -40,7 +40,7 @@ from xckpt.storage.location import REQUESTS, Location, answer, open_store, stora
 from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest
 
-logger = logging.getLogger("xckpt")
+logger: Final = logging.getLogger("xckpt")
 
 Thing = TypeVar("Thing")
 

@@ -46,7 +46,7 @@ class RunRoot:
         from xckpt.storage.run_steps import Remover
 
         self.location: Final = Location.parse(root, options)
-        self.memory_bytes = options.memory_bytes
+        self.memory_bytes: Final = options.memory_bytes
         self.temporary = temporary
         self.remover: Final = Remover(self.location, rate)
 

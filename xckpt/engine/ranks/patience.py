@@ -73,7 +73,7 @@ class Patience:
         death: Callable[[int], str],
         board: Board | None = None,
     ) -> None:
-        self.board = board or Board()
+        self.board: Final = board or Board()
         self.suspects: dict[int, float] = {}
         """Rank -> until when it is waited for, at most."""
         self.warn_after = WARN_AFTER
