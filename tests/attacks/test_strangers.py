@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,9 @@ from xckpt.core.plan.host_reads import SharedReads
 from xckpt.engine.ranks.connection import HEADER, Kind
 from xckpt.engine.ranks.rendezvous import Invitation, invite, reach
 from xckpt.engine.ranks.star import Star
+from xckpt.errors import StorageError
 from xckpt.storage.host.exchange import Exchange
+from xckpt.storage.host.peer import listen
 
 TIMEOUT = 1.5
 SLACK = 2.0 * ALLOWANCE
@@ -283,3 +286,33 @@ def test_a_stranger_at_the_exchange_of_a_host(what: str) -> None:
         publisher.close()
         taker.close()
     assert taken == [7]
+
+
+SLOTS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "a slot that is not there": ((8, 8), (7, 99)),
+    "a slot before the first": ((8, 8), (7, -9)),
+    "a chunk that nobody wants": ((8, 8), (8, 0)),
+    "more memory than there is": ((1 << 40, 1 << 30), (7, 0)),
+    "memory of no length": ((-1, 8), (7, 0)),
+    "longer slots than there are": ((8, 1 << 20), (7, 7)),
+}
+
+
+@pytest.mark.parametrize("what", SLOTS)
+def test_a_rank_of_this_host_publishes_what_is_none(what: str) -> None:
+    shape, chunk = SLOTS[what]
+    taker, nothing = Exchange(5.0), lambda *_: None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        address, _ = listen(listener)
+        of_taker = SharedReads(1, sources={address: [7]}, ranks={address: 0})
+        about: dict[str, Any] = {"slot_bytes": 8, "budget": 64, "receive": nothing}
+        taker.start(of_taker, take=nothing, on_failure=nothing, **about)
+        connection, _ = listener.accept()
+        with connection, tempfile.TemporaryFile() as memory:
+            memory.truncate(64)
+            connection.recv(8)
+            socket.send_fds(connection, [struct.pack("<2q", *shape)], [memory.fileno()])
+            connection.sendall(struct.pack("<2q", *chunk))
+            with pytest.raises(StorageError, match="rank 0 of this host was lost: it sent bytes"):
+                taker.finish()
+            taker.close()

@@ -28,10 +28,11 @@ from functools import partial
 from typing import Final
 
 from xckpt.core.plan.host_reads import SharedReads
+from xckpt.engine.ranks.waiting import OTHER_RELEASE
 from xckpt.errors import StorageError
 from xckpt.storage.host.far import FarRanks
 from xckpt.storage.host.greetings import accepted
-from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen
+from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen, peer_lost
 from xckpt.storage.host.slots import Slots
 from xckpt.storage.host.threads import Threads
 
@@ -93,7 +94,7 @@ class Exchange:
         self._on_failure = on_failure
         for address, chunks in share.sources.items():
             source = Peer(share.ranks[address], self._socket(), self._patience)
-            self._threads.start(self._take_from, source, address, len(chunks), share.rank, take)
+            self._threads.start(self._take_from, source, address, set(chunks), share.rank, take)
         if share.own or share.receives:
             with self._slots.make(share, slot_bytes, budget) as file:
                 self._meet(share, file.fileno())
@@ -197,16 +198,19 @@ class Exchange:
         self,
         source: Peer,
         address: str,
-        count: int,
+        expected: set[int],
         rank: int,
         take: Callable[[int, Bytes], None],
     ) -> None:
-        """Take ``count`` chunks from the rank that listens at an address."""
+        """Take chunks from the rank that listens at an address."""
         source.connect(address)
         source.send(rank)
         slots = source.receive_slots()
-        for _ in range(count):
+        while expected:
             chunk, slot = source.receive_chunk()
+            if chunk not in expected or not 0 <= slot < len(slots):
+                raise peer_lost(f"rank {source.rank} of this host was lost: {OTHER_RELEASE}")
+            expected.discard(chunk)
             take(chunk, slots[slot])
             source.send(slot)
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from xckpt.engine.limits import FILES
 from xckpt.engine.ranks.alive import WORK
-from xckpt.engine.ranks.waiting import SILENT, Presence, given_up, silence
+from xckpt.engine.ranks.waiting import OTHER_RELEASE, SILENT, Presence, given_up, silence
 from xckpt.errors import RankFailure, RanksFailedError, StorageError
 
 CALL_SECONDS: Final = 1.0
@@ -170,6 +170,9 @@ class Peer:
             raise StorageError(f"{what}: {os.strerror(errno.EMFILE)}; {FILES}")
         try:
             count, slot_bytes = struct.unpack("<2q", shape)
+            there = os.fstat(descriptors[0]).st_size
+            if min(count, slot_bytes) < 1 or count * slot_bytes > there:
+                raise peer_lost(f"rank {self.rank} {self._where} was lost: {OTHER_RELEASE}")
             return mapped(descriptors[0], count, slot_bytes)
         finally:
             os.close(descriptors[0])
