@@ -122,6 +122,14 @@ def test_unsupported_leaves_are_refused_by_name(tmp_path: Path, leaf, message: s
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_array_without_elements_may_have_any_shape(tmp_path: Path) -> None:
+    empty = np.empty((1 << 40, 0), np.float32)
+    xckpt.save(tmp_path / "ckpt", {"e": empty})
+    assert xckpt.load(tmp_path / "ckpt")["e"].shape == empty.shape
+    assert xckpt.open(tmp_path / "ckpt").array("e")[5:7].shape == (2, 0)
+    assert xckpt.open(tmp_path / "ckpt").verify() == []
+
+
 def test_all_unsupported_leaves_are_listed(tmp_path: Path) -> None:
     state = {"a": object(), "b": {"c": [object()]}, "good": 1}
     with pytest.raises(xckpt.UnsupportedLeafError) as caught:

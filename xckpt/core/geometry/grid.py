@@ -21,6 +21,7 @@ of an array is named by its number in C order; `cells` enumerates those that a b
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import gcd, isqrt, prod
@@ -258,7 +259,10 @@ def choose_grid(
     options = options or GridOptions()
     shape = tuple(int(size) for size in shape)
     if len(shape) == 0 or 0 in shape:
-        return Grid.of(Boxes.whole(shape), [tuple(max(size, 1) for size in shape)], [None])
+        chunk = tuple(max(size, 1) for size in shape)
+        if math.prod(chunk) * item_bytes > 1 << 32:  # more than a chunk may have, though it is none
+            chunk = (1,) * len(shape)
+        return Grid.of(Boxes.whole(shape), [chunk], [None])
     steps = _common_steps(shape, boxes)
     chunk, shard = _fit(shape, steps, item_bytes, options)
     asked = np.sum(-(-boxes.elements * item_bytes // options.chunk_bytes))
