@@ -17,6 +17,7 @@ import pytest
 from flax import nnx
 from jax.tree_util import DictKey, GetAttrKey
 
+from xckpt.core.adapter import Children
 from xckpt.jax.adapter import ADAPTER
 
 
@@ -76,7 +77,7 @@ class Model(nnx.Module):
         self.drop = nnx.Dropout(0.5, rngs=rngs)
 
 
-def opened(node: object) -> tuple[str, list[tuple[str | int, object]]]:
+def opened(node: object) -> Children:
     found = ADAPTER.children(node)
     assert found is not None
     return found

@@ -93,7 +93,7 @@ class Untrue:
 @pytest.mark.parametrize(
     "answer",
     ["no", b"", 0.5, float("nan"), [False], np.array([False, True]), Untrue(), in_time],
-    ids=repr,
+    ids=["str", "bytes", "float", "nan", "list", "array", "untrue", "coroutine"],
 )
 def test_a_save_policy_says_neither_true_nor_false(tmp_path: Path, answer: Any) -> None:
     policy: Any = answer if callable(answer) else lambda moment: answer

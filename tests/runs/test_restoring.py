@@ -7,7 +7,7 @@ import sys
 import traceback
 import weakref
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ def test_a_default_is_that_of_all_ranks(tmp_path: Path, given: set[int]) -> None
 
     def restore(place: Place) -> None:
         run = xckpt.CheckpointManager(tmp_path, group=place.group)
-        default = {"default": place.rank} if place.rank in given else {}
+        default: dict[str, Any] = {"default": place.rank} if place.rank in given else {}
         if len(given) == 2:
             assert run.restore(**default) == place.rank
         else:
