@@ -128,6 +128,7 @@ def test_every_call(tmp_path: Path, kind: str, amounts: Sequence[int]) -> None:
     assert {outcome for _, _, outcome, _ in seen} == {"done", "xckpt"}
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # from JAX, if imported
 def test_shared_memory_comes_where_no_descriptor_is_left() -> None:
     here, there = socket.socketpair()
     with here, there, open(os.memfd_create("slots"), "r+b") as memory:

@@ -248,7 +248,7 @@ def on_rank_connects_to_one_without_files(rank: int) -> str:
 
 def test_a_coordinator_that_cannot_hold_all_connections_says_so_on_all(four_ranks: Ranks) -> None:
     first, *others = four_ranks.run(on_rank_connects_to_one_without_files)
-    assert "rank 1: OSError: [Errno 24] 4 ranks connect to this one" in first
+    assert "rank 1: StorageError: 4 ranks connect to this one" in first
     assert "its hard limit is 8. Raise it where the job is started: `ulimit -n " in first
     assert others == [first] * 3
 

@@ -92,10 +92,14 @@ def _threads_take_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def threads_left() -> list[str]:
-    """Threads of xckpt, except those in which a manager deletes for as long as it lives."""
+    """Threads of xckpt, except those of a process's requests and of a manager's deletions.
+
+    They live as long as the process and the manager.
+    """
     names = [thread.name for thread in threading.enumerate()]
     ours = [name for name in names if name.startswith("xckpt")]
-    return [name for name in ours if not name.startswith(("xckpt-hide", "xckpt-delete"))]
+    lasting = "xckpt-server-side", "xckpt-hide", "xckpt-delete"
+    return [name for name in ours if not name.startswith(lasting)]
 
 
 def files_open() -> int:

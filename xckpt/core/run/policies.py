@@ -306,6 +306,8 @@ def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:
 
 def _says(policy: SavePolicy, moment: Moment) -> bool:
     said = cast(object, policy(moment))
+    if isinstance(said, bool):  # as most do; what follows takes as long as the rest of a step
+        return said
     # Anything else is true or false as well: a text, or the coroutine of an async function.
     is_number = isinstance(said, SupportsIndex) or hasattr(said, "dtype")
     if is_number and not getattr(said, "ndim", 0):
