@@ -70,4 +70,5 @@ def end_interrupted(lines: Iterable[str] = ()) -> NoReturn:
         SystemExit: always.
     """
     sys.stderr.writelines(f"xckpt: {line}\n" for line in ("interrupted", *lines))
+    sys.stderr.flush()
     sys.exit(INTERRUPTED)
