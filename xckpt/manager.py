@@ -256,9 +256,9 @@ def _check_alike(ranks: Group, root: RunRoot, temporary: RunRoot | None) -> None
         from xckpt.engine.ranks.compare import CALL, compare_ranks
 
         with operation(ranks, "CheckpointManager"):
-            second = None if temporary is None else temporary.location
-            about = {"root": repr(str(root.location)), "temporary": repr(second and str(second))}
-            compare_ranks(ranks, {CALL: "CheckpointManager", **about})
+            second = "None" if temporary is None else str(temporary.location)
+            places = {"root": str(root.location), "temporary": second}
+            compare_ranks(ranks, {CALL: "CheckpointManager", **places})
 
 
 def _rate(rate: float | None) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import xckpt
 from tests.storage.base.test_copying import copies, server, uploaded
-from tests.support.counted_bucket import CountedBucket, kinds
+from tests.support.counted_bucket import CountedBucket, kinds, without_obstore
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
 from tests.support.servers import bucket, environment, faulty_gcs, faulty_s3, gcs, s3
 from xckpt import LoadOptions, SaveOptions
@@ -68,9 +67,7 @@ def test_without_the_package_all_passes_through(
     bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     xckpt.save("s3://bucket/a", STATE)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "obstore", None)
+    without_obstore(monkeypatch)
     bucket.taken()
     with caplog.at_level(logging.INFO, "xckpt"):
         xckpt.copy("s3://bucket/a", "s3://bucket/b")

@@ -24,9 +24,13 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import xxhash
+
+if TYPE_CHECKING:
+    import pytest
 
 SEEN = "/-/seen"
 """What a GET of this path answers: all requests since the last one, as JSON."""
@@ -349,6 +353,13 @@ def seen_at(port: int) -> list[SeenRequest]:
 async def _main(delay: float, rate: float) -> None:
     print(await CountedBucket(delay, rate).start(), flush=True)
     await asyncio.Event().wait()
+
+
+def without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the process lack the package that asks a bucket for copies."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "obstore", None)
 
 
 if __name__ == "__main__":

@@ -140,14 +140,12 @@ def commands() -> None:
     """
 
 
-OTHERS: Final[tuple[click.Command, ...]] = (
+for _command in (
     *(ls, cat, head, stats, diff_command, copy_command, delete_command, gc_command),
     *(convert_command, map_commands, view_command),
     *(doctor_command, completion_command, manual_command),
-)
-"""Commands of other modules."""
-
-commands.commands.update({str(command.name): command for command in OTHERS})
+):
+    commands.add_command(_command)
 
 
 @commands.command()

@@ -98,7 +98,7 @@ def save_state(
     if watch is not None:
         save.step, group = watch.step, watch.watched(group)
     with watch or nullcontext(), together:
-        # Begun: looking for the plans connects the ranks.
+        # Not before the call has begun: to ask for the plans connects the ranks.
         if ranks.size > 1 and isinstance(ranks, PlanCachingGroup):
             save.kept = ranks.kept_plans
         return save.run(group)

@@ -73,7 +73,7 @@ class StoreBoard(Board):
     def elsewhere(self, rank: int) -> str:
         """See `Board`."""
         found: list[str] = []
-        self._ask(lambda: found.extend(map(self._read, [rank] * len(PURPOSES), PURPOSES)))
+        self._ask(lambda: found.extend(self._read(rank, purpose) for purpose in PURPOSES))
         for purpose, said in zip(PURPOSES, found, strict=False):
             coordinator, _, call = said.partition(" ")
             if call and (purpose, coordinator) != (self._purpose, str(self._coordinator)):

@@ -14,6 +14,7 @@ from tests.support.examples import examples
 from tests.support.tilings import Shape, Tiling, chunk_edges, region, tiled_shapes
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import (
+    MAX_CHUNK_BYTES,
     OVERSIZE,
     SHATTERED,
     Grid,
@@ -22,7 +23,6 @@ from xckpt.core.geometry.grid import (
     choose_grid,
     count_cells,
 )
-from xckpt.core.manifest.pieces import MAX_CHUNK_BYTES
 from xckpt.options import MOST_CHUNK_BYTES
 
 targets = st.sampled_from([1, 2, 7, 16, 64, 100, 1000, 1 << 20])

@@ -24,6 +24,7 @@ from tests.support.counted_bucket import (
     SeenRequest,
     counted_in_thread,
     environment_of,
+    without_obstore,
 )
 from tests.support.examples import examples
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, Silence, never
@@ -175,9 +176,7 @@ def test_without_the_package_all_is_uploaded_and_the_log_says_so(
 ) -> None:
     state = a_state()
     xckpt.save("s3://bucket/a", state)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "obstore", None)
+    without_obstore(monkeypatch)
     bucket.taken()
     with caplog.at_level(logging.INFO, "xckpt"):
         xckpt.save("s3://bucket/b", state, base="s3://bucket/a")

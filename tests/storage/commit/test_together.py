@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
 import xckpt
-from tests.support.counted_bucket import CountedBucket, kinds
+from tests.support.counted_bucket import CountedBucket, kinds, without_obstore
 from tests.support.faulty_bucket import Altered, Answer, Fault, FaultyBucket, Request, never
 from tests.support.servers import bucket, environment, faulty_s3, s3
 from xckpt.storage.commit import remove
@@ -50,9 +48,7 @@ def test_without_the_package_each_key_has_its_request(
     bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     xckpt.save("s3://bucket/run", STATE, options=PLAIN)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "obstore", None)
+    without_obstore(monkeypatch)
     bucket.taken()
     xckpt.delete("s3://bucket/run")
     assert not bucket.objects and kinds(bucket.taken())["DELETE chunk"] == 300

@@ -21,10 +21,10 @@ of an array is named by its number in C order; `cells` enumerates those that a b
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import gcd, isqrt, prod
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -33,6 +33,9 @@ from xckpt.core.geometry.box import Box, Boxes, Int64s, Shape, tuples
 from xckpt.core.geometry.shards.inner import inner_chunk
 from xckpt.core.names import zarr_path
 from xckpt.core.text.shown import brief
+
+MAX_CHUNK_BYTES: Final = 1 << 32
+"""Largest chunk, bytes: what a reader may have to hold at once."""
 
 SHATTERED = 4
 """Pieces are chosen where a regular grid has this many times more chunks than the bytes ask for."""
@@ -260,7 +263,7 @@ def choose_grid(
     shape = tuple(int(size) for size in shape)
     if len(shape) == 0 or 0 in shape:
         chunk = tuple(max(size, 1) for size in shape)
-        if math.prod(chunk) * item_bytes > 1 << 32:  # more than a chunk may have, though it is none
+        if prod(chunk) * item_bytes > MAX_CHUNK_BYTES:  # it is never made, yet a manifest has it
             chunk = (1,) * len(shape)
         return Grid.of(Boxes.whole(shape), [chunk], [None])
     steps = _common_steps(shape, boxes)

@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Boxes, Int64s, Shape
 from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.geometry.grid import Grid
+from xckpt.core.geometry.grid import MAX_CHUNK_BYTES, Grid
 from xckpt.core.text.shown import brief
 
 MAX_RANK: Final = 32
 """Most dimensions of a tensor; TensorStore's limit."""
 MAX_TENSOR_BYTES: Final = 1 << 56
 """Largest tensor, bytes."""
-MAX_CHUNK_BYTES: Final = 1 << 32
-"""Largest chunk, bytes: what a reader may have to hold at once."""
 MAX_PIECES: Final = 1 << 24
 """Most pieces of a checkpoint: each is a zarr array."""
 MANY_OBJECTS: Final = 1_000_000

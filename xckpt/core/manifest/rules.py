@@ -20,7 +20,7 @@ from typing import Final
 
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Shape
-from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.geometry.grid import MAX_CHUNK_BYTES, ZarrArray
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
@@ -33,7 +33,6 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.manifest.packs import places_problems
 from xckpt.core.manifest.pieces import (
-    MAX_CHUNK_BYTES,
     MAX_PIECES,
     MAX_RANK,
     MAX_TENSOR_BYTES,

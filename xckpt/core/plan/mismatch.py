@@ -198,8 +198,8 @@ def _of_ranks(names: Sequence[str]) -> list[str]:
     """
     if not any(map(_RANK.search, names)):
         return []
-    cure = "xckpt.PerRank.all in the target takes what all of them saved, to be divided again"
-    return [f"another number of ranks saved what each has its own of: {cure}"]
+    cure = "xckpt.PerRank.all in the target takes what each had of its own, to be divided again"
+    return [f"probably saved by another number of ranks: {cure}"]
 
 
 def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> tuple[str, int]:

@@ -306,7 +306,7 @@ def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:
 
 def _says(policy: SavePolicy, moment: Moment) -> bool:
     said = cast(object, policy(moment))
-    if isinstance(said, bool):  # as most do; what follows takes as long as the rest of a step
+    if isinstance(said, bool):  # as most are; at a step without a save each call counts
         return said
     # Anything else is true or false as well: a text, or the coroutine of an async function.
     is_number = isinstance(said, SupportsIndex) or hasattr(said, "dtype")

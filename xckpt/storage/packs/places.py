@@ -7,6 +7,7 @@ needed. The names of the packs stand before the places.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,11 +168,8 @@ class Places(Digests):
 
 def _digest_of(path: Path) -> bytes:
     """The digest of a file."""
-    hashed = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            hashed.update(part)
-    return hashed.digest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).digest()
 
 
 def chunk_bytes(array: ZarrArray) -> NDArray[np.int64]:
