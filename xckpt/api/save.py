@@ -21,7 +21,7 @@ from xckpt.core.text.arguments import named
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.in_flight import IN_FLIGHT, settle
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state
@@ -35,18 +35,18 @@ T = TypeVar("T")
 
 
 def names_limits(call: Callable[P, T]) -> Callable[P, T]:
-    """Have a public call raise `exhausted` in place of what Python says."""
+    """Have a public call raise `naming_limit` in place of what Python says."""
 
     @functools.wraps(call)
-    def named(*arguments: P.args, **keywords: P.kwargs) -> T:
+    def call_named(*arguments: P.args, **keywords: P.kwargs) -> T:
         try:
             return call(*arguments, **keywords)
         except (OSError, RuntimeError, MemoryError) as error:
-            if ours := exhausted(error):
-                raise ours from error
-            raise
+            if (named := naming_limit(error)) is error:
+                raise
+            raise named from error
 
-    return named
+    return call_named
 
 
 @names_limits

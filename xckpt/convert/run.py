@@ -31,7 +31,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.groups import GroupFinder, refuse_others
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.group import Group, LocalGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch
 from xckpt.engine.save import save_state
@@ -181,7 +181,7 @@ def _noting_leftovers(dst: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        raised, stays = exhausted(error) or error, ""
+        raised, stays = naming_limit(error), ""
         with suppress(OSError):  # there may be no descriptor left to look with
             from xckpt.storage.commit.collect import kept_for_later
 

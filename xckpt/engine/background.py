@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
 from xckpt.engine.in_flight import IN_FLIGHT, SaveInFlight, settle
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
 from xckpt.errors import XckptError
@@ -190,7 +190,7 @@ class _SaveThread:
         try:
             return self.save(state, failure, self.group)
         except BaseException as error:
-            return exhausted(error) or error
+            return naming_limit(error)
 
 
 _spare: list[BlockingAsyncStager] = []

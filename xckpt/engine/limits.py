@@ -1,6 +1,6 @@
 """What a process may run out of: open files, threads, memory, address space.
 
-1. That can happen almost anywhere: Python reads a module where it is first needed. `exhausted`
+1. That can happen almost anywhere: Python reads a module where it is first needed. `naming_limit`
    makes an error of it that says what to do, for other ranks and threads too, and
    `xckpt.api.save.names_limits` does so around each public call.
 2. TensorStore ends a process in which it cannot be loaded or cannot start its threads. It is loaded
@@ -13,13 +13,15 @@ from __future__ import annotations
 import errno
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import LeafTooLargeError, StorageError, XckptError, said_by
 
 if sys.platform == "linux":
     import resource
+
+E = TypeVar("E", bound=BaseException)
 
 FILES: Final = "this process may open no more files: close some, or raise the limit (ulimit -n)"
 THREADS: Final = (
@@ -39,20 +41,20 @@ FOR_THREADS: Final = 1 << 30
 """For the stacks and memory of TensorStore's threads; most is never touched."""
 
 
-def exhausted(error: BaseException) -> XckptError | None:
-    """The error to raise for one that says what the process lacks; None for any other.
+def naming_limit(error: E) -> E | XckptError:
+    """The error to raise for one that may say what the process lacks; for any other, itself.
 
     Example:
-        >>> print(exhausted(OSError(24, "Too many open files", "xckpt/manager.py")))
+        >>> print(naming_limit(OSError(24, "Too many open files", "xckpt/manager.py")))
         Too many open files (xckpt/manager.py); this process may open no more files: close some, \
 or raise the limit (ulimit -n)
-        >>> exhausted(ValueError("3")) is None
-        True
+        >>> naming_limit(ValueError("3"))
+        ValueError('3')
     """
     said, made = said_by(error)[0], StorageError
     match error:
         case XckptError():
-            return None
+            return error
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             said = f"{error.strerror} ({error.filename})" if error.filename else error.strerror
             advice = FILES if error.errno == errno.EMFILE else SYSTEM_FILES
@@ -62,7 +64,7 @@ or raise the limit (ulimit -n)
             said, made = f"not enough memory: {said}".rstrip(": "), LeafTooLargeError
             advice = MEMORY
         case _:
-            return None
+            return error
     named = made(f"{said}; {advice}")
     named.__cause__ = error
     return named

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from xckpt.core.storage import TypedReportsWriter
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import working
 from xckpt.engine.ranks.group import Group, SuspectingGroup
 from xckpt.engine.ranks.waiting import OTHER_RELEASE
@@ -203,7 +203,7 @@ def _reduce(
         with working(group, heeds=True):
             outcome = _Outcome(number, memoryview(codec.encode(local())))
     except Exception as raised:
-        error = exhausted(raised) or raised
+        error = naming_limit(raised)
         outcome, caught = _Outcome(number, failure=RankFailure.of(group.rank, error)), error
         if isinstance(error, RanksFailedError) and isinstance(group, SuspectingGroup):
             group.suspect([failure.rank for failure in error.failures])
@@ -243,7 +243,7 @@ def _verdicts(
         with working(group):
             return [_encode(_Verdict(answer)) for answer in decide()], None
     except Exception as raised:
-        error = exhausted(raised) or raised
+        error = naming_limit(raised)
         failed = RankFailure.of(group.coordinator, error)
         return [_refusal([failed], deciding)] * group.size, error
 

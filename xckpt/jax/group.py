@@ -35,7 +35,7 @@ import numpy as np
 from jax._src import xla_bridge
 
 from xckpt.core.geometry.spread import Processes
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import beat_of
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.patience import GRACE_SECONDS
@@ -158,7 +158,7 @@ class JaxGroup:
         """See `OperationGroup`."""
         # The errors between ranks have `failures`.
         if not getattr(error.__cause__ or error, "failures", ()):
-            self._notes.leave([RankFailure.of(self.rank, exhausted(error) or error)])
+            self._notes.leave([RankFailure.of(self.rank, naming_limit(error))])
 
     def suspect(self, ranks: Sequence[int]) -> None:
         """See `SuspectingGroup`."""

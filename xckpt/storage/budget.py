@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from xckpt.core.plan.wanted import Countdown
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import WORK
 from xckpt.options import StorageOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
@@ -231,7 +231,7 @@ class Pool(Budget):
             except RuntimeError as error:
                 self._threads.remove(thread)
                 if not self._threads:
-                    raise (exhausted(error) or error) from error
+                    raise naming_limit(error) from error
                 self._most = len(self._threads)  # the system allows no more threads
 
     def _serve(self) -> None:

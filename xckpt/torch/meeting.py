@@ -17,7 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED
 from xckpt.engine.ranks.rendezvous import Invitation, invite, reach
@@ -104,7 +104,7 @@ def _unmet(error: Exception, rank: int, coordinator: int) -> RankFailure:
     """Why the ranks did not meet: the store, or this process, which may open no file, failed."""
     if isinstance(error, dist.DistError):
         return RankFailure(coordinator, CLOSED, f"the store of the process group: {error}")
-    return RankFailure.of(rank, exhausted(error) or error)
+    return RankFailure.of(rank, naming_limit(error))
 
 
 class _Meeting:
@@ -135,7 +135,7 @@ class _Meeting:
         try:
             links, invitation = invite(self._size, _server_of(self._store))
         except OSError as error:
-            failures = [RankFailure.of(self._rank, exhausted(error) or error)]
+            failures = [RankFailure.of(self._rank, naming_limit(error))]
             self._store.set(NOTE, cast(str, _encode(failures)))
             raise given_up(failures) from error
         self._store.set(INVITATION, cast(str, _encode(invitation)))

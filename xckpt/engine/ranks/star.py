@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.connection import AGO, Frame, Kind
 from xckpt.engine.ranks.group import KeptPlans, other_call, out_of_order
 from xckpt.engine.ranks.links import Links
@@ -237,7 +237,7 @@ class Star(_Frames):
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the save or load that goes on."""
         if self._course.goes_on:
-            failures = self._course.fail([RankFailure.of(self._rank, exhausted(error) or error)])
+            failures = self._course.fail([RankFailure.of(self._rank, naming_limit(error))])
             self._farewell(Kind.LEFT, _encode(failures))
 
     def suspect(self, ranks: Sequence[int]) -> None:

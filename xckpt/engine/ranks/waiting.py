@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Final
 
-from xckpt.engine.limits import exhausted
+from xckpt.engine.limits import naming_limit
 from xckpt.errors import RankFailure, RanksFailedError, ranks_in_words
 
 logger: Final = logging.getLogger("xckpt")
@@ -143,7 +143,7 @@ def wait_in_thread(
     try:
         threading.Thread(target=run, name="xckpt-wait", daemon=True).start()
     except RuntimeError as error:
-        raise exhausted(error) or error from error
+        raise naming_limit(error) from error
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     while True:
         left = min(waiting.seconds_left, SLICE_SECONDS, deadline - time.monotonic())
