@@ -144,7 +144,7 @@ def test_a_run_is_restored_into_tied_targets_or_not_at_all(tmp_path: Path) -> No
 
 
 def test_a_load_in_place_makes_few_calls_more_for_a_leaf() -> None:
-    """To learn where it is, and to compare that: 5.5 are."""
+    """To learn where it is, and to compare that: 6.4 are."""
     made: list[int] = []
     for size in (200, 200, 600):
         state = {f"w{n}": torch.full((4,), float(n)) for n in range(size)}

@@ -42,7 +42,7 @@ def assign(
         >>> assign(tree, {"step": 2, "betas/0": 0.8, "betas/1": 0.99}) is tree, tree
         (True, {'step': 2, 'betas': (0.8, 0.99)})
     """
-    return _assign(tree, "", leaves, adapters, keep)
+    return leaves[""] if "" in leaves else _assign(tree, "", leaves, adapters, keep)
 
 
 def _assign(
@@ -54,14 +54,15 @@ def _assign(
 ) -> object:
     if name in keep:
         return node
-    if name in leaves:
-        return leaves[name]
     container = adapters.open_container(node)
     assert container is not None  # what is no container is a leaf
     changed: dict[str | int, object] = {}
     for key, child in container[1]:
         below = f"{name}/{component(key)}" if name else component(key)
-        if (new := _assign(child, below, leaves, adapters, keep)) is not child:
+        # Without a call for each leaf: there may be very many.
+        is_leaf = below in leaves
+        new = leaves[below] if is_leaf else _assign(child, below, leaves, adapters, keep)
+        if new is not child:
             changed[key] = new
     if not changed:
         return node
