@@ -38,7 +38,7 @@ from xckpt.core.plan.alone.known import KnownPlans, known_plans
 from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.core.storage import BriefData
+from xckpt.core.storage import BriefData, widened
 from xckpt.engine.ranks.group import KeptPlans, OwnPlan
 from xckpt.engine.save import save_state
 from xckpt.options import SaveOptions
@@ -208,7 +208,7 @@ class _Writer(ZarrStorageWriter):
         assert isinstance(plan.storage_data, BriefData)
         brief, pieces = parts(plan.storage_data.content)
         items = WriteItems.of(plan.items)
-        grid_of: list[int] = np.frombuffer(brief.grid_of, np.int32).tolist()
+        grid_of: list[int] = widened(brief.grid_of).tolist()
         firsts = _firsts(brief, items.table)
         numbers = [np.zeros(0, np.int64), *map(_chunks_of, pieces)]
         for block in items.of_kinds:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.plans import item_lists, names, plain
+from xckpt.core.geometry.box import Block, Boxes
 from xckpt.core.metadata import MetadataIndex
 from xckpt.core.plan.items import (
+    LeafRow,
     SavePlan,
     WriteItem,
     WriteItems,
     WriteItemType,
 )
+from xckpt.core.storage import narrow, widened
 from xckpt.engine.ranks.wire import SavePlanCodec
 
 
@@ -59,3 +63,24 @@ def test_data_that_messagepack_lacks_is_a_type_error():
     for plan in (SavePlan([], planner_data=object()), SavePlan([], storage_data=object())):
         with pytest.raises(TypeError):
             encode_plan(plan)
+
+
+@given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1)))
+@example([-1, 127])
+@example([-1, 128])
+@example([-129, 0])
+def test_numbers_take_the_fewest_bytes_and_come_back(numbers: list[int]):
+    data = narrow(np.array(numbers, np.int32))
+    assert widened(data).tolist() == numbers
+    width = next(
+        w for w in (1, 2, 4) if all(-1 << 8 * w - 1 <= n < 1 << 8 * w - 1 for n in numbers)
+    )
+    assert len(data) == 1 + width * len(numbers)
+
+
+def test_a_thousand_leaves_of_few_kinds_take_a_byte_each():
+    rows = tuple(LeafRow(f"w{n}", dtype="int8", shape=(4,), sharded=True) for n in range(1000))
+    kinds = np.arange(1000, dtype=np.int32) % 12
+    blocks = [Block.of((kind, Boxes.whole((4,))) for kind in range(12))]
+    data = encode_plan(SavePlan(WriteItems(rows, blocks, kinds)))
+    assert len(data) < 1500

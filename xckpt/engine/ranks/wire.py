@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Block, Boxes
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
-from xckpt.core.storage import BriefData, CanBeBrief, sendable
+from xckpt.core.storage import BriefData, CanBeBrief, narrow, sendable, widened
 
 
 class _SavePlan(msgspec.Struct, array_like=True):
@@ -20,7 +21,7 @@ class _SavePlan(msgspec.Struct, array_like=True):
     table: bytes
     """The digest of the leaf table."""
     kinds: msgspec.Raw
-    """The kind of each leaf, int32; see `WriteItems`."""
+    """The kind of each leaf, `narrow`; see `WriteItems`."""
     blocks: list[tuple[int, bytes, bytes, bytes]]
     storage_data: msgspec.Raw
     planner_data: object
@@ -74,7 +75,7 @@ class SavePlanCodec:
         is_brief = isinstance(plan.storage_data, CanBeBrief)
         wire = _SavePlan(
             self._name_of(items.table),
-            self._raw(items.kinds, items.kinds.tobytes),
+            self._raw(items.kinds, partial(narrow, items.kinds)),
             blocks,
             self._brief(plan, items.table) if is_brief else self._raw(plan.storage_data),
             plan.planner_data,
@@ -91,7 +92,7 @@ class SavePlanCodec:
         storage_data: object = msgspec.msgpack.decode(wire.storage_data)
         kinds = bytes(wire.kinds)
         if kinds not in self._kinds:
-            self._kinds[kinds] = np.frombuffer(_decode_bytes(kinds), np.int32)
+            self._kinds[kinds] = widened(_decode_bytes(kinds))
         items = WriteItems(table, blocks, self._kinds[kinds])
         if wire.is_brief:
             storage_data = BriefData(storage_data, items.table)

@@ -22,7 +22,7 @@ from xckpt.core.manifest.decode import encode_body
 from xckpt.core.manifest.entries import Entry, Manifest, ValueEntry
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
-from xckpt.core.storage import BriefData
+from xckpt.core.storage import BriefData, narrow, widened
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.orders import BaseOrders, WriteOrders
@@ -41,7 +41,7 @@ class BriefOrders(msgspec.Struct, array_like=True, frozen=True):
     codecs: tuple[str, ...]
     grids: tuple[_Grid, ...]
     grid_of: bytes
-    """For each leaf the number of its grid, int32; -1: it is not one array, or not a tensor."""
+    """For each leaf the number of its grid, `narrow`; -1: it is not one array, or not a tensor."""
     firsts: bytes
     """The number of the first digest of each such array, int64; empty if they follow each other."""
     others: tuple[ZarrArray, ...]
@@ -82,7 +82,7 @@ def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
         orders.location,
         orders.codecs,
         tuple(grids),
-        grid_of.tobytes(),
+        narrow(grid_of),
         firsts.tobytes(),
         tuple(others),
         orders.draft,
@@ -147,7 +147,7 @@ def received(data: BriefData) -> WriteOrders:
     arrays: list[ZarrArray] = []
     given: list[int] = np.frombuffer(brief.firsts, np.int64).tolist()
     first = 0
-    numbers: list[int] = np.frombuffer(brief.grid_of, np.int32).tolist()
+    numbers: list[int] = widened(brief.grid_of).tolist()
     for row, number in zip(table, numbers, strict=True):
         if number < 0:
             continue
