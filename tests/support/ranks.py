@@ -110,9 +110,13 @@ def share_a_device() -> None:
     gloo: Any = dist.ProcessGroupGloo
     device, make = gloo.create_default_device(), gloo.__init__
 
-    def make_with_it(group: Any, store: Any, rank: int, size: int, timeout: Any) -> None:
+    def make_with_it(
+        group: Any, store: Any, rank: int, size: int, timeout: Any, **newer: Any
+    ) -> None:
         options = gloo._Options()
         options._devices, options._timeout = [device], timeout
+        for name, value in newer.items():  # torch 2.14 has `enable_reconfigure` too
+            setattr(options, name, value)
         make(group, store, rank, size, options)
 
     gloo.__init__ = make_with_it
