@@ -66,8 +66,8 @@ def test_ranks_alone_say_as_much_of_many_tensors_as_of_few(name):
 
 
 def test_a_simulated_save_may_have_any_number_of_objects(monkeypatch):
-    for module in (write_checkpoint, objects):
-        monkeypatch.setattr(module, "MANY_OBJECTS", 10)
+    monkeypatch.setattr(write_checkpoint, "MANY_CHUNKS", 10)
+    monkeypatch.setattr(objects, "MANY_OBJECTS", 10)
     (saved,) = simulate(PLACEMENTS["ragged"](16, 20), saves=1)
     assert saved.manifest > 0
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -15,10 +17,16 @@ import xxhash
 import xckpt
 from conformance.twins.pieces import cut_of
 from tests.support.hostile_claims import write_manifest
+from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.grid import Grid, ZarrArray
 from xckpt.core.manifest.codec import encode
 from xckpt.core.manifest.entries import Manifest, TensorEntry
+from xckpt.core.manifest.memory import DESTINATION_BYTES, REQUEST_BYTES
+from xckpt.core.manifest.objects import check_many, load_bytes
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks import digests
+from xckpt.storage.chunks.requests import ChunkRequests
 
 MEBIBYTE = 1 << 20
 
@@ -206,3 +214,27 @@ def test_pieces_that_leaves_share_count_for_each(
     # Chunks and zarr.json are read at the same time: either may be missed first.
     with pytest.raises(xckpt.CorruptCheckpointError, match="missing"):
         xckpt.load(tmp_path)
+
+
+def test_a_save_warns_of_as_many_pieces_as_a_load_refuses() -> None:
+    """With 64 MiB, the least that a load may take for its lists."""
+    refused = (64 * MEBIBYTE) // (DESTINATION_BYTES + REQUEST_BYTES) + 2
+    requests = ChunkRequests(64 * MEBIBYTE)
+    one = [ZarrArray("w", n, "int8", (n,), (1,), (1,)) for n in range(refused)]
+    for array in one[:-1]:
+        requests.add(array, Box((0,), (1,)))
+    with pytest.raises(xckpt.LeafTooLargeError, match=f"{refused:,} chunks"):
+        requests.add(one[-1], Box((0,), (1,)))
+    for count in (refused - 2, refused):
+        starts = np.arange(count)[:, None]
+        pieces = Pieces.of(Grid(Boxes(starts, np.ones_like(starts)), np.ones_like(starts)))
+        planned = Manifest((TensorEntry("w", "int8", (count,), pieces=pieces),), "")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            check_many(planned, "/ckpt", confirmed=False, memory_bytes=64 * MEBIBYTE)
+        said = [str(each.message) for each in caught]
+        assert len(said) == (count == refused)
+        needs = (
+            rf"^/ckpt: a rank that loads .* LoadOptions\(memory_bytes=({load_bytes(planned):,})\)"
+        )
+        assert all(re.search(needs, text) and "pieces, each a zarr" in text for text in said)

@@ -28,7 +28,7 @@ from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_
 from xckpt.core.manifest.entries import BytesEntry, DocumentTree, Manifest, is_packed
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS
-from xckpt.core.manifest.pieces import MANY_OBJECTS
+from xckpt.core.manifest.pieces import MANY_CHUNKS
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan
@@ -36,7 +36,7 @@ from xckpt.core.plan.layout import with_grids
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import BriefData, PlainStorageWriter, SizedItems
 from xckpt.errors import StorageError
-from xckpt.options import SaveOptions, checked_options
+from xckpt.options import LoadOptions, SaveOptions, checked_options
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
@@ -292,12 +292,13 @@ def _planned(
 
 
 def _check(planned: Manifest, target: Location, options: SaveOptions) -> None:
-    """Refuse a manifest that no reader accepts, or too many objects; warn of very many pieces."""
+    """Refuse a manifest that no reader accepts, or too many objects; warn of what loads need."""
     check(planned)
-    if count_chunks(planned) > MANY_OBJECTS:
+    if count_chunks(planned) > MANY_CHUNKS:
         from xckpt.core.manifest.objects import check_many  # few saves need it
 
-        check_many(planned, str(target), confirmed=options.many_objects)
+        most = LoadOptions().memory_bytes
+        check_many(planned, str(target), confirmed=options.many_objects, memory_bytes=most)
 
 
 def _write_files(

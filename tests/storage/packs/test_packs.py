@@ -359,7 +359,7 @@ def test_the_objects_of_readers_are_counted_and_not_their_chunks(tmp_path: Path)
             xckpt.save(tmp_path / "many", state, options=options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(objects, "MANY_OBJECTS", 2)
-        patch.setattr(write_checkpoint, "MANY_OBJECTS", 2)
+        patch.setattr(write_checkpoint, "MANY_CHUNKS", 2)
         options = SaveOptions(chunk_bytes=1 << 19, readers=8)
         xckpt.save(tmp_path / "few", {"w": np.zeros((512, 2048), np.uint8)}, options=options)
     assert len(xckpt.open(tmp_path / "few").chunk_source.arrays["w"]) == 1

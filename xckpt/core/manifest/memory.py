@@ -43,6 +43,10 @@ _PIECE: Final = 250
 """Bytes of a piece besides its numbers, while it is checked and described; leaves share them."""
 _CONTAINER: Final = 800
 """Bytes of a container, when a load makes the tree."""
+REQUEST_BYTES: Final = 1 << 8
+"""Memory of a requested chunk, without its elements: its row and its digest."""
+DESTINATION_BYTES: Final = 1 << 10
+"""Memory of a destination, without its elements: the target, its name, its stored metadata."""
 
 
 def json_bytes(text: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Very many objects or pieces, of which a save is refused or warned.
+"""Very many objects, which a save refuses, and so many chunks or pieces that it warns of loads.
 
 No array is made to count them: a leaf may have a million pieces.
 """
@@ -9,6 +9,7 @@ import warnings
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import count_cells
+from xckpt.core.manifest.decode import decoded_bytes, encode_body
 from xckpt.core.manifest.entries import (
     BytesEntry,
     Entry,
@@ -16,29 +17,57 @@ from xckpt.core.manifest.entries import (
     TensorEntry,
     ValueEntry,
 )
+from xckpt.core.manifest.memory import DESTINATION_BYTES, REQUEST_BYTES, described_bytes
 from xckpt.core.manifest.pieces import MANY_OBJECTS, Pieces
-from xckpt.core.manifest.rules import count_array, count_pieces
+from xckpt.core.manifest.rules import (
+    count_array,
+    count_chunks,
+    count_leaf_chunks,
+    count_pieces,
+)
 from xckpt.errors import PlanError
 
-WARN_OF_PIECES = 1 << 20
-"""A save of more pieces warns."""
 
-
-def check_many(manifest: Manifest, where: str, *, confirmed: bool) -> None:
-    """Refuse a planned save of more than a million objects, and warn of very many pieces.
+def check_many(manifest: Manifest, where: str, *, confirmed: bool, memory_bytes: int) -> None:
+    """Refuse a planned save of more than a million objects; warn if a load would be refused.
 
     Args:
         manifest: what the save would commit.
         where: the checkpoint, for the warning.
         confirmed: whether the caller wants that many objects.
+        memory_bytes: what a load may take by default.
 
     Raises:
         PlanError: there are more objects, and that is not confirmed.
     """
     if not confirmed:
         check_objects(manifest)
-    if advice := many_pieces(manifest, WARN_OF_PIECES):
-        warnings.warn(f"{where}: {advice}", UserWarning, stacklevel=4)
+    if (size := load_bytes(manifest)) > memory_bytes:
+        pieces = many_pieces(manifest)
+        warnings.warn(
+            f"{where}: a rank that loads all of it needs LoadOptions(memory_bytes={size:,}) "
+            f"or more, for its lists of {count_chunks(manifest):,} chunks; the default of "
+            f"{memory_bytes:,} is refused" + (f"; {pieces}" if pieces else ""),
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def load_bytes(manifest: Manifest) -> int:
+    """The ``memory_bytes`` that a load of all tensors on one rank asks for, besides elements.
+
+    Example:
+        >>> load_bytes(Manifest((TensorEntry("w", "int8", (1 << 20,), (4,)),), "")) >> 20
+        64
+    """
+    tensors = [leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry)]
+    arrays = sum(1 if leaf.pieces is None else len(leaf.pieces) for leaf in tensors)
+    # A leaf of one chunk is in no list of chunks.
+    counts = ((count_leaf_chunks(leaf), leaf.pieces) for leaf in tensors)
+    chunks = sum(count for count, pieces in counts if pieces is not None or count > 1)
+    listed = chunks * REQUEST_BYTES + arrays * DESTINATION_BYTES if chunks else 0
+    body = memoryview(encode_body(manifest))
+    return max(listed, decoded_bytes(body), described_bytes(manifest))
 
 
 def count_leaf_objects(leaf: Entry, pack_bytes: int) -> int:
@@ -88,8 +117,8 @@ def _cut(leaf: Entry) -> str:
     return f"chunks of {leaf.chunk} bytes" if isinstance(leaf, BytesEntry) else "one"
 
 
-def many_pieces(manifest: Manifest, most: int = 0) -> str:
-    """How many pieces there are and what can be done about it; empty if not more than ``most``.
+def many_pieces(manifest: Manifest) -> str:
+    """How many pieces there are and what can be done about it; empty if there are none.
 
     Example:
         >>> cut = Pieces.listed([((0,), (3,), (3,)), ((3,), (1,), (1,))])
@@ -97,7 +126,7 @@ def many_pieces(manifest: Manifest, most: int = 0) -> str:
         '2 pieces, each a zarr array; w alone has 2'
     """
     pieces = count_pieces(manifest)
-    if pieces <= most:
+    if not pieces:
         return ""
     tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
     worst = max(tensors, key=lambda leaf: len(leaf.pieces or ()))

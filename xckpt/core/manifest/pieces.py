@@ -27,6 +27,8 @@ MAX_PIECES: Final = 1 << 24
 """Most pieces of a checkpoint: each is a zarr array."""
 MANY_OBJECTS: Final = 1_000_000
 """A save makes no more objects, unless its options confirm it."""
+MANY_CHUNKS: Final = 200_000
+"""Up to so many, there are not too many objects, and loads need no more memory than the default."""
 
 _NUMBER: Final = np.dtype("<i8")
 

@@ -20,16 +20,11 @@ from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box, Int64s
 from xckpt.core.geometry.cell_blocks import cell_at, cell_blocks, count_met
 from xckpt.core.geometry.grid import ZarrArray, cells
+from xckpt.core.manifest.memory import DESTINATION_BYTES, REQUEST_BYTES
 from xckpt.core.manifest.stored_arrays import StoredArrays
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import LeafTooLargeError
 from xckpt.storage.budget import share_of
-
-REQUEST_BYTES = 1 << 8
-"""Memory of a requested chunk, without its elements: its row and its digest."""
-
-DESTINATION_BYTES = 1 << 10
-"""Memory of a destination, without its elements: the target, its name, its stored metadata."""
 
 READ_BYTES = 1 << 14
 """Memory of a chunk in flight, without its elements: it limits the number of reads of very small
