@@ -190,6 +190,7 @@ class CheckpointManager(RunReading):
         Raises:
             XckptError: the save before has failed; nothing was begun.
             PlanError: the ranks are at different steps.
+            ManifestError: JSON cannot express ``metadata``; nothing was begun.
             StorageError: this user may not write to the root; nothing was begun.
             TypeError, ValueError: on some rank ``step`` is not a step, a metric is not a number,
                 ``metadata`` is not a dict or has a key ``"run"``, or the coordinator's ``force``

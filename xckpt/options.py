@@ -15,7 +15,7 @@ import numpy as np
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.geometry.shards.hint import Readers, parts_of
 from xckpt.core.names import check_dimension_names
-from xckpt.core.text.arguments import shown_value, wrong_argument
+from xckpt.core.text.arguments import named, shown_value, wrong_argument
 from xckpt.core.text.shown import brief
 from xckpt.progress import Metrics, Progress
 
@@ -341,6 +341,6 @@ def checked_options(
         return kind()
     if not isinstance(options, kind):
         name = type(options).__name__
-        article = "" if isinstance(options, SaveOptions | LoadOptions) else "a "
-        raise TypeError(f"{call} takes {argument}=xckpt.{kind.__name__}(...), not {article}{name}")
+        name = name if isinstance(options, SaveOptions | LoadOptions) else named(name)
+        raise TypeError(f"{call} takes {argument}=xckpt.{kind.__name__}(...), not {name}")
     return options

@@ -242,6 +242,21 @@ def test_the_weights_go_to_from_pretrained(tmp_path: Path) -> None:
     assert all(map(torch.equal, model.parameters(), parameters))
 
 
+def test_weights_of_a_model_without_a_configuration_and_of_no_trainer(tmp_path: Path) -> None:
+    from xckpt.integrations.hugging_face import save_pretrained
+
+    run, out = tmp_path / "run", tmp_path / "out"
+    for text in ("it does not exist", "was not saved by XckptTrainer"):
+        with pytest.raises(xckpt.NotACheckpointError, match=text):
+            save_pretrained(str(run), str(out))
+        assert not out.exists()
+        xckpt.save(run, {"model": {"w": torch.ones(2)}}, overwrite=True)
+    notes = {"trainer_state": "{}", "config": None}
+    xckpt.save(run, {"model": {"w": torch.ones(2)}}, overwrite=True, metadata=notes)
+    save_pretrained(str(run), str(out))
+    assert [each.name for each in out.iterdir()] == ["model.safetensors"]
+
+
 def on_rank_train(rank: int, folder: str, plain: bool, resume: Any, stop: int) -> Any:
     torchrun(rank)
     trainer, parameters = trained(folder, plain, resume, stop)

@@ -125,6 +125,7 @@ def test_a_keep_policy_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"keep": [WhenIdle()]}, "that say what to keep, or functions; got WhenIdle"),
         ({"keep": FirstStep()}, "that say what to keep.*got FirstStep"),
         ({"keep": Latest}, "got <class .*Latest"),
+        ({"keep": "Latest(3)"}, r"got 'Latest\(3\)'"),
     ],
 )
 def test_policies_of_the_other_side_are_refused(
@@ -144,6 +145,11 @@ def test_arguments_of_policies_that_make_no_sense(
 ) -> None:
     with pytest.raises(TypeError, match="takes"):
         policy(argument)
+
+
+def test_no_step_has_a_number_below_zero() -> None:
+    with pytest.raises(ValueError, match=r"a step is a number from 0 .*, not -1"):
+        OnSteps([10, -1])
 
 
 def test_half_a_character_in_a_metric_of_best_is_refused(tmp_path: Path) -> None:

@@ -246,6 +246,9 @@ def test_restore_into_and_metadata(tmp_path: Path) -> None:
         checkpoints.save(2, state_of(2))
         with pytest.raises(TypeError, match="a dict without the key 'run'"):
             checkpoints.save(3, state_of(3), metadata={"run": 1})
+        bad: Any = {"at": object()}
+        with pytest.raises(xckpt.ManifestError, match=r"metadata/at: a .* is not a JSON value"):
+            checkpoints.save(3, state_of(3), metadata=bad)
         checkpoints.wait()
         (tmp_path / "step-00000002" / "w" / "c" / "0").write_bytes(b"")
         with pytest.warns(UserWarning, match="step 1 was restored"):

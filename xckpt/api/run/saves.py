@@ -19,6 +19,7 @@ from typing import Any, Final, SupportsFloat, SupportsIndex, cast
 
 from xckpt.api.run.folder import RunFolder
 from xckpt.api.save import save_async
+from xckpt.core.json_values import check_json
 from xckpt.core.metadata import JSONValue, Metadata, TensorStorageMetadata
 from xckpt.core.run.bases import Bases
 from xckpt.core.run.names import OptionalBase, step_name
@@ -271,6 +272,7 @@ def _recorded(
 
     Raises:
         TypeError, ValueError: an argument makes no sense; it is named.
+        ManifestError: JSON cannot express the metadata.
         StorageError: the root cannot be written.
     """
     number = checked_step(step)
@@ -283,6 +285,7 @@ def _recorded(
         keep=rule_texts(rules.keep),
     )
     saved = record, run_metadata(record, metadata)
+    check_json(metadata, "metadata")
     if folder.is_coordinator:
         folder.root_of(record).check_writable(record.name)
     return saved

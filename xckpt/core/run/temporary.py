@@ -88,7 +88,8 @@ def keep_policies(name: str, given: object) -> tuple[KeepPolicy, ...]:
 
 def _checked(what: str, given: object, others: tuple[type, ...]) -> tuple[Any, ...]:
     several = (given,) if callable(given) else given
-    found = tuple(cast(Iterable[Any], several)) if isinstance(several, Iterable) else (given,)
+    is_one = isinstance(several, str) or not isinstance(several, Iterable)
+    found = (given,) if is_one else tuple(cast(Iterable[Any], several))
     for each in found:
         # A class is callable as well: Latest for Latest(3).
         if not callable(each) or isinstance(each, (type, *others)):

@@ -17,16 +17,18 @@ def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -
 
     Args:
         checkpoint: one of `xckpt.integrations.hugging_face.XckptTrainer`.
-        folder: gets ``model.safetensors`` and ``config.json``.
+        folder: gets ``model.safetensors``, and ``config.json`` if the model has a configuration.
         dtype: element type of the weights, such as ``"bfloat16"``; None leaves them.
 
     Raises:
-        NotACheckpointError: there is none.
+        NotACheckpointError: there is none, or it is not that trainer's; nothing was written.
     """
+    config = notes_of(checkpoint)["config"]
     os.makedirs(folder, exist_ok=True)
     others = ("optimizer", "random", "scaler", "scheduler")
     rules = [Rule(f"{part}/{{name...}}", (), [Drop("unchecked")]) for part in others]
     weights = Mapping([Rule("model/{name...}", "{name...}"), *rules])
     target = os.path.join(folder, "model.safetensors")
     convert(checkpoint, target, mapping=weights, dtype=dtype, overwrite=True)
-    Path(folder, "config.json").write_text(notes_of(checkpoint)["config"], encoding="utf-8")
+    if config is not None:
+        Path(folder, "config.json").write_text(config, encoding="utf-8")

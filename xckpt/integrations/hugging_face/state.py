@@ -49,9 +49,16 @@ def notes(trainer: Any, checkpoint: str) -> dict[str, JSONValue]:
     return {"trainer_state": text, "config": config and config.to_json_string(use_diff=False)}
 
 
-def notes_of(checkpoint: str) -> dict[str, str]:
-    """The notes of a checkpoint; see `notes`."""
-    return cast(dict[str, str], open_checkpoint(checkpoint).user_metadata)
+def notes_of(checkpoint: str) -> dict[str, str | None]:
+    """The notes of a checkpoint; see `notes`.
+
+    Raises:
+        NotACheckpointError: there is no checkpoint, or none of this trainer.
+    """
+    found: object = open_checkpoint(checkpoint).user_metadata
+    if not isinstance(found, dict) or "trainer_state" not in found:
+        raise NotACheckpointError(f"{checkpoint} was not saved by XckptTrainer")
+    return cast(dict[str, str | None], found)
 
 
 def write_state_file(checkpoint: str) -> None:
@@ -60,7 +67,7 @@ def write_state_file(checkpoint: str) -> None:
     One that is there may be older than the notes, or half a file, if a process was killed.
     """
     text = notes_of(checkpoint)["trainer_state"]
-    Path(checkpoint, STATE_FILE).write_text(text, encoding="utf-8")
+    Path(checkpoint, STATE_FILE).write_text(text or "{}", encoding="utf-8")
 
 
 def checked(checkpoint: str) -> str:
