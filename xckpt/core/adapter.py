@@ -13,8 +13,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -98,15 +99,11 @@ class Adapter(Generic[Leaf]):
 
     def copyable_source(self, source: SourceLeaf) -> Copyable:
         """How to copy what `describe` gave."""
-
-        def rebuild(copies: Sequence[NDArray[np.generic]]) -> HostSource:
-            shape, about = tuple(source.shape), (source.sharded, source.sharding, source.annotation)
-            return HostSource(shape, source.dtype, source.boxes, tuple(copies), *about)
-
         count = len(source.boxes)
         if isinstance(source, TransferringLeaf):
             source.expect([1] * count)
-        return Copyable([self._shard(source, index) for index in range(count)], rebuild)
+        shards = [self._shard(source, index) for index in range(count)]
+        return Copyable(shards, partial(HostSource.in_place_of, source))
 
     def _shard(self, source: SourceLeaf, index: int) -> NDArray[np.generic]:
         data: Any = source.data(index)  # NumPy's, or of this framework

@@ -107,6 +107,25 @@ class HostSource(msgspec.Struct, frozen=True, eq=False, gc=False):
     spread: Callable[[], Spread | None] | None = None
     """Where the boxes of all processes are, if this one knows it."""
 
+    @classmethod
+    def in_place_of(
+        cls,
+        source: SourceLeaf,
+        shards: Sequence[NDArray[np.generic]],
+        spread: Callable[[], Spread | None] | None = None,
+    ) -> HostSource:
+        """A source that says the same as any other, over these elements of its boxes."""
+        return cls(
+            shape=tuple(source.shape),
+            dtype=source.dtype,
+            boxes=source.boxes,
+            shards=tuple(shards),
+            sharded=source.sharded,
+            sharding=source.sharding,
+            annotation=source.annotation,
+            spread=spread,
+        )
+
     def data(self, index: int) -> NDArray[np.generic]:
         """The elements of box ``index``."""
         return self.shards[index]

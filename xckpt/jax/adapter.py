@@ -156,16 +156,8 @@ class JaxAdapter(Adapter[Leaf]):
         own = [_asked_for(shards[devices[0]]) for devices in source.layout.devices]
 
         def rebuild(copies: Sequence[NDArray[np.generic]]) -> HostSource:
-            return HostSource(
-                source.shape,
-                source.dtype,
-                source.boxes,
-                [np.asarray(part) for part in own],
-                source.sharded,
-                source.sharding,
-                source.annotation,
-                source.spread,
-            )
+            shards = [np.asarray(part) for part in own]
+            return HostSource.in_place_of(source, shards, source.spread)
 
         return Copyable((), rebuild)
 
