@@ -16,16 +16,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
 from xckpt.core.plan.wanted import Countdown
 from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import WORK
 from xckpt.options import StorageOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 FEW_PROCESSORS = 4
 """With up to this many processors, TensorStore's threads use all of them. Measured on 2 only."""
@@ -273,6 +276,15 @@ class Pool(Budget):
         for thread in self._threads:
             if thread.is_alive():  # else it ends, or it comes when a failure has ended all
                 thread.join()
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int) -> list[R]:
+    """Call a function for each item, in threads; what it returns, in the order of the items."""
+    results: dict[int, R] = {}
+    with Pool(threads=threads, budget=1) as pool:
+        for number, item in enumerate(items):
+            pool.submit(lambda n=number, it=item: results.update({n: function(it)}))
+    return [results[number] for number in range(len(results))]
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures.thread import _global_shutdown_lock  # type: ignore[attr-defined]
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,17 @@ def test_only_a_bucket_is_asked_from_several_threads(tmp_path: Path) -> None:
         0,
         1,
     ]
+
+
+def test_a_handler_of_signals_may_have_come_while_an_executor_starts_a_thread() -> None:
+    """Executors hold a lock of the process then, which the handler would wait for without end."""
+    bucket, read = find_path("memory://any"), list[int]()
+    reader = threading.Thread(target=lambda: read.extend(map_named(bucket, abs, numbers(3))))
+    with _global_shutdown_lock:
+        reader.start()
+        reader.join(10)
+        assert read == [0, 1, 2]
+    reader.join()
 
 
 def test_an_error_that_is_no_fault_of_an_item_is_raised() -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 from xckpt.core.manifest.packs import PACKS, PLACES
 from xckpt.core.text.printable import in_few, printable
+from xckpt.storage.budget import in_threads
 from xckpt.storage.location import Location
 
 logger: Final = logging.getLogger("xckpt")
@@ -45,8 +45,7 @@ class SharedBytes:
 
 def shared_bytes(places: Iterable[Location]) -> SharedBytes:
     """The bytes that checkpoints share with each other, or with others."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        found = list(threads.map(lambda place: list(shared_files(place)), places))
+    found = in_threads(lambda place: list(shared_files(place)), places, THREADS)
     files = {file.identity: file.bytes for files in found for file in files}
     return SharedBytes([sum(file.bytes for file in files) for files in found], sum(files.values()))
 

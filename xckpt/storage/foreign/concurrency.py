@@ -11,11 +11,9 @@ import contextlib
 import os
 import resource
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
@@ -23,6 +21,7 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
+from xckpt.storage.budget import in_threads
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 
 BUCKET_THREADS: Final = 16
@@ -96,8 +95,7 @@ def map_named(
     if threads is None or len(named) < 2:
         results = [tried(item) for _, item in named]
     else:
-        with ThreadPoolExecutor(threads, "xckpt", WORK.set, (WORK.get(),)) as executor:
-            results = list(executor.map(tried, [item for _, item in named]))
+        results = in_threads(tried, [item for _, item in named], threads)
     for kind in FAULTS:
         problems = [
             f"{name}: {line}"
