@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any, cast
+
 import numpy as np
 import pytest
+from msgspec.structs import fields, replace
 
 from xckpt.core.dtypes import DTYPES, numpy_dtype
 from xckpt.core.targets.casting import is_exact_cast
@@ -72,6 +76,24 @@ def test_every_operation_is_tried() -> None:
     kinds = {kind for kind in vars(operations).values() if isinstance(kind, type)}
     named = {kind for kind in kinds if issubclass(kind, Operation) and kind is not Operation}
     assert {type(each) for each in ONE_OF_EACH} == named
+
+
+@pytest.mark.parametrize("operation", ONE_OF_EACH, ids=lambda each: each.name)
+def test_an_argument_of_another_type_is_refused_by_its_name(operation: Operation) -> None:
+    for field in fields(operation):
+        call = re.escape(f"{type(operation).__name__}({field.name}=) takes ")
+        for wrong in (object(), b"a"):
+            with pytest.raises(TypeError, match=f"^{call}.*, not the {type(wrong).__name__}"):
+                replace(operation, **{field.name: wrong})
+
+
+def test_an_argument_may_be_a_list_and_have_numbers_of_numpy() -> None:
+    sizes: Any = [np.int64(1), 2]
+    assert str(Split(sizes, axis=cast(int, np.int8(1)))) == "split [1, 2], axis 1"
+    assert Rope("halves", 4) == Rope("halves", cast(int, np.int64(4)))
+    wrong: Any = "sideways"
+    with pytest.raises(MappingError, match=r"^Rope\(to=\) takes Literal.*not the str 'sideways'"):
+        Rope(wrong, 4)
 
 
 @pytest.mark.parametrize("operation", ONE_OF_EACH, ids=lambda each: each.name)

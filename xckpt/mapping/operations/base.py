@@ -12,13 +12,17 @@ name, the others beside it: ``Concatenate((8, 4), axis=1)`` is ``{concatenate = 
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import chain
-from typing import Any, ClassVar, Literal, Self, TypeGuard
+from typing import Any, ClassVar, Literal, Self, TypeGuard, cast
 
 import msgspec
+import numpy as np
 
+from xckpt.core.text.arguments import wrong_argument
 from xckpt.errors import MappingError
 from xckpt.mapping.trace import Trace
 from xckpt.mapping.traced import Bundle, Slot, Traced
@@ -30,6 +34,7 @@ DEGREES: tuple[Exactness, ...] = ("bijection", "side data", "lossy")
 
 OPERATIONS: dict[str, type[Operation]] = {}
 """All operations of the language, by what a document calls them."""
+_fields = cache(msgspec.structs.fields)
 
 
 class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -60,14 +65,27 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         OPERATIONS[cls.name] = cls
 
     def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            if is_list(value):
-                msgspec.structs.force_setattr(self, field, _frozen(value))
+        for field in _fields(type(self)):
+            value = self.checked(field, _plain_numbers(getattr(self, field.name)))
+            msgspec.structs.force_setattr(self, field.name, value)
         try:
             self.validate()
         except ValueError as error:
             raise MappingError(f"{self}: {error}") from error
+
+    def checked(self, field: msgspec.structs.FieldInfo, value: object) -> object:
+        """An argument as its field has it: a list as a tuple, say.
+
+        Raises:
+            TypeError: it is of another type.
+            MappingError: it has another number of items, or is a text that is no choice.
+        """
+        try:
+            return msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            takes, call = inspect.formatannotation(field.type), type(self).__name__
+            wrong = wrong_argument(call, field.name, takes, value)
+            raise (wrong if "got `" in str(error) else MappingError(str(wrong))) from None
 
     @property
     def exactness(self) -> Exactness:
@@ -151,8 +169,13 @@ def is_table(value: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping)
 
 
-def _frozen(value: object) -> object:
-    return tuple(map(_frozen, value)) if is_list(value) else value
+def _plain_numbers(value: object) -> object:
+    """An argument with Python's numbers for NumPy's, and tuples for lists."""
+    if is_table(value):
+        return {key: _plain_numbers(each) for key, each in value.items()}
+    if is_list(value):
+        return tuple(map(_plain_numbers, value))
+    return cast(object, value.item()) if isinstance(value, np.generic) else value
 
 
 def _plain(value: object) -> object:
@@ -276,6 +299,15 @@ class Each(Operation, frozen=True):
 
     branches: tuple[tuple[Operation, ...], ...]
     """The operations of each branch, in the order of the bundle."""
+
+    def checked(self, field: msgspec.structs.FieldInfo, value: object) -> object:
+        """The branches: msgspec knows no operation by its base."""
+        if is_list(value) and all(
+            is_list(branch) and all(isinstance(each, Operation) for each in branch)
+            for branch in value
+        ):
+            return value
+        raise wrong_argument("Each", field.name, "a tuple of operations for each branch", value)
 
     @property
     def exactness(self) -> Exactness:
