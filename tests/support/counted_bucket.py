@@ -4,8 +4,13 @@
    and moves `rate` bytes a second in all, as one does whose network is full.
 2. What it has seen is fetched over HTTP too (`SEEN`), so that it can run in a process of its own
    (``python -m tests.support.counted_bucket``) and takes no time from the client that is measured.
-3. `longest_chain` is how many of the requests came one after the other: those that no concurrency
-   shortens.
+3. With `quiet` it answers in *rounds*: all requests under way together, once none has come for so
+   many seconds. A request's round is how many it waited for, one after the other, and itself. So
+   rounds count what waits for what, by the caller's order or its limits of memory and concurrency,
+   and nothing that only takes time: a slow line, a busy processor.
+4. `longest_chain` is the most requests that came one after the other in time. Each wait for an
+   answer is in it, and so is what was sent late because others took the line or the processor: of
+   many large objects it says more than the rounds, never less.
 """
 
 from __future__ import annotations
@@ -57,6 +62,8 @@ class SeenRequest:
     """Bytes of the answer's."""
     copy: bool = False
     """Whether the bucket is to copy another object."""
+    round: int = 0
+    """In which round of the server it was answered; 0 if it has none."""
 
     @property
     def kind(self) -> str:
@@ -91,6 +98,11 @@ def longest_chain(requests: Iterable[SeenRequest]) -> list[SeenRequest]:
     return chain
 
 
+def rounds(requests: Iterable[SeenRequest]) -> int:
+    """How often an answer of a server with rounds was waited for, one after the other."""
+    return len({request.round for request in requests})
+
+
 def kinds(requests: Iterable[SeenRequest]) -> dict[str, int]:
     """How many requests there are of each kind."""
     return dict(sorted(Counter(request.kind for request in requests).items()))
@@ -102,10 +114,12 @@ class CountedBucket:
     Args:
         delay: seconds before each answer.
         rate: bytes a second of all requests and answers together.
+        quiet: seconds without a request after which all are answered; 0 for a server that answers
+            each by itself.
     """
 
-    def __init__(self, delay: float = 0.0, rate: float = math.inf) -> None:
-        self.delay, self.rate = delay, rate
+    def __init__(self, delay: float = 0.0, rate: float = math.inf, quiet: float = 0.0) -> None:
+        self.delay, self.rate, self.quiet = delay, rate, quiet
         self._busy_until = 0.0
         """When what is being sent is out, by the rate."""
         self.objects: dict[str, tuple[str, bytes]] = {}
@@ -115,6 +129,9 @@ class CountedBucket:
         self._seen: list[SeenRequest] = []
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[object]] = set()
+        self._round, self._moving, self._moved_last = 0, 0, 0.0
+        self._held: list[asyncio.Future[int]] = []
+        """Requests that wait for the end of the round."""
 
     async def start(self) -> int:
         """Listen on this machine; the port."""
@@ -157,20 +174,55 @@ class CountedBucket:
             headers = {name.lower(): value.strip() for name, _, value in pairs}
             if "expect" in headers:
                 writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            content = await reader.readexactly(int(headers.get("content-length", 0)))
+            with self._moves():
+                content = await reader.readexactly(int(headers.get("content-length", 0)))
             if target == SEEN:
                 answer = json.dumps([asdict(request) for request in self.taken()]).encode()
                 self._answer(writer, method, 200, {}, answer)
                 continue
-            await asyncio.sleep(self.delay)
+            answered = await self._turn()
             url = urlsplit(target)
             query = {name: values[0] for name, values in parse_qs(url.query, True).items()}
             key = unquote(url.path).lstrip("/").partition("/")[2]
             status, given, answer = self._done(method, key, query, headers, content)
             await self._moved(len(content) + len(answer))
-            self._note(method, key, query, headers, began, content, answer)
-            self._answer(writer, method, status, given, answer)
-            await writer.drain()
+            self._note(method, key, query, headers, began, content, answer, answered)
+            with self._moves():
+                self._answer(writer, method, status, given, answer)
+                await writer.drain()
+
+    @contextlib.contextmanager
+    def _moves(self) -> Iterator[None]:
+        """Note that a request or an answer is on the line while the block runs."""
+        self._moving += 1
+        try:
+            yield
+        finally:
+            self._moving -= 1
+            self._moved_last = time.monotonic()
+
+    async def _turn(self) -> int:
+        """Wait as long as the bucket is away, or until the end of the round, which is returned."""
+        if not self.quiet:
+            await asyncio.sleep(self.delay)
+            return 0
+        loop = asyncio.get_running_loop()
+        self._held.append(turn := loop.create_future())
+        if len(self._held) == 1:
+            ending = loop.create_task(self._end_round())
+            self._serving.add(ending)
+            ending.add_done_callback(self._serving.discard)
+        return await turn
+
+    async def _end_round(self) -> None:
+        """Answer all that wait, once nothing has moved for a while."""
+        while self._moving or time.monotonic() < self._moved_last + self.quiet:
+            await asyncio.sleep(self.quiet / 8)
+        self._round += 1
+        held, self._held = self._held, []
+        for turn in held:
+            if not turn.done():  # else its connection was cut
+                turn.set_result(self._round)
 
     async def _moved(self, count: int) -> None:
         """Wait as long as so many bytes take behind those of others."""
@@ -187,6 +239,7 @@ class CountedBucket:
         began: float,
         content: bytes,
         answer: bytes,
+        answered: int,
     ) -> None:
         listing = "list-type" in query
         conditional = method == "PUT" and ("if-match" in headers or "if-none-match" in headers)
@@ -194,7 +247,8 @@ class CountedBucket:
         sizes = len(content), len(answer)
         times = began, time.monotonic()
         copy = "x-amz-copy-source" in headers
-        self._seen.append(SeenRequest(method, named, listing, conditional, *times, *sizes, copy))
+        about = method, named, listing, conditional, *times, *sizes, copy
+        self._seen.append(SeenRequest(*about, answered))
 
     def _done(
         self,
@@ -318,9 +372,11 @@ def environment_of(port: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def counted_in_thread(delay: float = 0.0) -> Iterator[tuple[CountedBucket, int]]:
+def counted_in_thread(
+    delay: float = 0.0, quiet: float = 0.0
+) -> Iterator[tuple[CountedBucket, int]]:
     """A server in a thread of this process, and its port, for as long as the block lasts."""
-    loop, bucket = asyncio.new_event_loop(), CountedBucket(delay)
+    loop, bucket = asyncio.new_event_loop(), CountedBucket(delay, quiet=quiet)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
@@ -333,9 +389,10 @@ def counted_in_thread(delay: float = 0.0) -> Iterator[tuple[CountedBucket, int]]
 
 
 @contextlib.contextmanager
-def counted_apart(delay: float, rate: float = math.inf) -> Iterator[int]:
+def counted_apart(delay: float, rate: float = math.inf, quiet: float = 0.0) -> Iterator[int]:
     """A server in a process of its own, for as long as the block lasts; its port."""
-    command = [sys.executable, "-m", "tests.support.counted_bucket", str(delay), str(rate)]
+    numbers = map(str, (delay, rate, quiet))
+    command = [sys.executable, "-m", "tests.support.counted_bucket", *numbers]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -350,8 +407,8 @@ def seen_at(port: int) -> list[SeenRequest]:
         return [SeenRequest(**request) for request in json.load(answer)]
 
 
-async def _main(delay: float, rate: float) -> None:
-    print(await CountedBucket(delay, rate).start(), flush=True)
+async def _main(delay: float, rate: float, quiet: float) -> None:
+    print(await CountedBucket(delay, rate, quiet).start(), flush=True)
     await asyncio.Event().wait()
 
 

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box, Int64s
@@ -30,7 +31,7 @@ from xckpt.core.manifest.memory import COPIES, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, PackedReads, SharedReads, packed, share_reads
-from xckpt.core.plan.items import LoadPlan
+from xckpt.core.plan.items import LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.reads.items import ReadItems, needs_no_items
 from xckpt.engine.ranks.rendezvous import host_identity
@@ -44,7 +45,7 @@ from xckpt.storage.chunks.read_chunks import read_box, read_items, requests_of
 from xckpt.storage.chunks.requests import UNPACKED, ChunkRequests
 from xckpt.storage.host.exchange import PATIENCE, Exchange
 from xckpt.storage.host.far import FarRanks
-from xckpt.storage.location import Location, check_process, storage_errors
+from xckpt.storage.location import Location, check_process, open_store, storage_errors
 
 
 def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
@@ -118,12 +119,16 @@ class ZarrStorageReader:
         self._may_share = False
         """Whether other ranks load too and reads are shared with those of this host."""
         self._exchange: Exchange | None = None
+        self._bucket: ts.KvStore | None = None
+        """Held from the first request on: a bucket opened anew is asked for its region anew."""
         self.entries: Mapping[str, Entry] = {}
         """Leaf name -> what the manifest says of it."""
         self._parsed: tuple[bytes, Manifest] | None = None
         """The digest of a manifest's bytes, and what they hold."""
         self._requested: tuple[ReadItems, ReadItems, ChunkRequests] | None = None
-        """A plan's items, its tensor items, and the chunks that these need."""
+        """A plan's items, its tensor items, and the chunks that are needed."""
+        self._values: list[ReadItem] = []
+        """The plan's items that read values."""
 
     def read_metadata(self) -> bytes:
         """The manifest's bytes, checked.
@@ -133,6 +138,8 @@ class ZarrStorageReader:
             ManifestError: the manifest cannot be trusted.
         """
         self.location.access.start()
+        if self.location.bucket:
+            self._bucket = open_store(self.location)
         data = read_manifest(self.location, self.options.memory_bytes)
         self._parse(data)
         return data
@@ -230,8 +237,9 @@ class ZarrStorageReader:
         """
         integrity = self.source.integrity
         with integrity.noticing_replacement():
-            self._read_values(plan, planner)
             items, requests = self._requests(plan)
+            long = self._load_short_values(planner)
+            values = [_memory(self.entries[item.storage_index.fqn]) for item in long]
             if not requests:
                 integrity.digests.check()
             integrity.prepare_ranges(*requests.ranges())
@@ -240,7 +248,10 @@ class ZarrStorageReader:
                 share = msgspec.convert(plan.storage_data, PackedReads).reads()
             if not share.elsewhere:
                 self._close_exchange()
-            read_items(self.source, items, requests, planner, self.options, share, self._exchange)
+            about = planner, self.options, share, self._exchange, values
+            read_items(self.source, items, requests, *about)
+        for item in long:
+            planner.load_bytes(item, io.BytesIO(values.pop(0).tobytes()))
 
     def close(self) -> None:
         """Release what was opened for a load."""
@@ -253,24 +264,32 @@ class ZarrStorageReader:
             self._exchange = None
 
     def _requests(self, plan: LoadPlan) -> tuple[ReadItems, ChunkRequests]:
-        """The tensors' read items and the chunks that they need."""
+        """The tensors' read items and the chunks that these and the long values need."""
         items = ReadItems.of(plan.items)
         # The final plan of most planners reads what the local one did.
         if self._requested is None or self._requested[0] != items:
             self.source.integrity.digests.require()
-            tensors = items.tensors()
-            self._requested = items, tensors, requests_of(self.source, tensors)
+            tensors, self._values = items.tensors(), list(items.values())
+            long = (value.storage_index.fqn for value in self._values if self._is_long(value))
+            self._requested = items, tensors, requests_of(self.source, tensors, long)
         return self._requested[1:]
 
-    def _read_values(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        for item in ReadItems.of(plan.items).values():
-            entry = self.entries[item.storage_index.fqn]
-            if isinstance(entry, ValueEntry):
-                content = entry.value.encode("utf-8", "surrogatepass")
-            else:
-                assert isinstance(entry, BytesEntry)
-                content = self.read_bytes(entry)
-            planner.load_bytes(item, io.BytesIO(content))
+    def _is_long(self, value: ReadItem) -> bool:
+        """Whether the content of a value is stored beside the manifest."""
+        entry = self.entries[value.storage_index.fqn]
+        return isinstance(entry, BytesEntry) and entry.size > 0
+
+    def _load_short_values(self, planner: LoadPlanner) -> list[ReadItem]:
+        """Load the values that the manifest holds; returns the others, which are read."""
+        long: list[ReadItem] = []
+        for value in self._values:
+            entry = self.entries[value.storage_index.fqn]
+            if self._is_long(value):
+                long.append(value)
+                continue
+            content = entry.value if isinstance(entry, ValueEntry) else ""
+            planner.load_bytes(value, io.BytesIO(content.encode("utf-8", "surrogatepass")))
+        return long
 
     def read_bytes(self, entry: BytesEntry) -> bytes:
         """The content of a long value, verified.
@@ -279,6 +298,16 @@ class ZarrStorageReader:
             CorruptCheckpointError: it is not what was saved.
             LeafTooLargeError: there is no memory for it.
         """
-        data = allocate((entry.size,), np.dtype(np.uint8), entry.name)
+        data = _memory(entry)
         read_box(self.source, self.source.arrays[entry.name], Box.whole(data.shape), data)
         return data.tobytes()
+
+
+def _memory(entry: Entry) -> NDArray[np.generic]:
+    """Memory for the content of a long value.
+
+    Raises:
+        LeafTooLargeError: there is none.
+    """
+    assert isinstance(entry, BytesEntry)
+    return allocate((entry.size,), np.dtype(np.uint8), entry.name)

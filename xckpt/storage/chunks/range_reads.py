@@ -85,11 +85,13 @@ class RangeReads(abc.ABC, Generic[Members]):
         if window.pool.failed:
             return
         if window.source.root.driver == "file":
-            task = partial(self._read_local, key, each, members)
+            window.pool.run(partial(self._read_local, key, each, members), size)
         else:
             asked = window.source.store.read(key, byte_range=slice(each.start, each.stop))
-            task = partial(self._read, asked, each.start, members, end)
-        window.pool.run(task, size)
+            finish = partial(self._read, asked, each.start, members, end)
+            task = partial(window.pool.run, finish, size)
+            # The caller's own thread would wait for each before it asks for the next.
+            window.queue.append(task) if window.pool.single else task()
 
     def _read(
         self, asked: ts.Future[ts.KvStore.ReadResult], start: int, members: Members, end: bytes

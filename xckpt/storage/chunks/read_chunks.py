@@ -1,6 +1,7 @@
 """Carrying out one rank's reads: every chunk once, straight to where it is wanted if possible.
 
-1. `requests_of` splits all read items into chunks: which parts of which chunks go where.
+1. `requests_of` splits all read items into chunks: which parts of which chunks go where. Long
+   values come after the tensors, as destinations of their own.
 2. A `Destination` asks the planner where an item goes when its first chunk comes, and commits the
    item when its last part has landed.
 3. `read_items` reads all chunks through one `ChunkWindow`. With an `Exchange`, chunks that other
@@ -44,8 +45,14 @@ IN_FLIGHT = 4
 """Chunks that `read_box` has in flight."""
 
 
-def requests_of(source: ChunkSource, items: ReadItems) -> ChunkRequests:
-    """The chunks that items read; destination ``n`` is that of item ``n``."""
+def requests_of(source: ChunkSource, items: ReadItems, values: Iterable[str] = ()) -> ChunkRequests:
+    """The chunks that items read; destination ``n`` is that of item ``n``.
+
+    Args:
+        source: the checkpoint's chunks.
+        items: read tensors.
+        values: the names of long values, whose destinations come next.
+    """
     stored = source.arrays
     requests = ChunkRequests(source.memory_bytes, source.host_ranks, stored)
     is_one = (stored.nbytes > 0).tolist()
@@ -60,6 +67,9 @@ def requests_of(source: ChunkSource, items: ReadItems) -> ChunkRequests:
         else:
             (array,) = stored.at(leaf)
             requests.add(array, Box.whole(array.shape))
+    for name in values:
+        (array,) = source.arrays[name]
+        requests.add(array, Box.whole(array.shape))
     return requests
 
 
@@ -133,13 +143,21 @@ class Destination:
 class _Destinations:
     """The destinations of a load's items, each made when its first chunk comes.
 
-    None is made for all of a leaf, if the planner leaves it to the leaf's target.
+    None is made for all of a leaf, if the planner leaves it to the leaf's target. The memory of
+    long values is given.
     """
 
-    def __init__(self, planner: LoadPlanner, items: ReadItems, requests: ChunkRequests) -> None:
+    def __init__(
+        self,
+        planner: LoadPlanner,
+        items: ReadItems,
+        requests: ChunkRequests,
+        values: Sequence[NDArray[np.generic]],
+    ) -> None:
         self._planner = planner
         self._items = items
         self._requests = requests
+        self._tensors, self._values = len(items), values
         self._missing: list[int] = requests.parts.tolist()
         """How many chunks of each have not landed yet."""
         self._made: dict[int, Destination] = {}
@@ -147,6 +165,8 @@ class _Destinations:
 
     def memory(self, number: int) -> NDArray[np.generic]:
         """The memory of a destination; see `Destination.memory`."""
+        if number >= self._tensors:
+            return self._values[number - self._tensors]
         made = self._made.get(number)
         if made is None:
             memory = self._of_target(number)
@@ -173,6 +193,8 @@ class _Destinations:
 
     def landed(self, number: int) -> None:
         """Count one more chunk of a destination."""
+        if number >= self._tensors:
+            return
         made = self._made.get(number)
         if made is not None:
             if made.landed():
@@ -195,8 +217,11 @@ def read_items(
     options: LoadOptions,
     share: SharedReads,
     exchange: Exchange | None,
+    values: Sequence[NDArray[np.generic]] = (),
 ) -> None:
     """Read the chunks of items; those that other ranks publish come through the exchange.
+
+    ``values`` are the memory of the long values among the requests.
 
     After a failure nothing more is written, so that the targets can be loaded from elsewhere.
 
@@ -204,7 +229,7 @@ def read_items(
         CorruptCheckpointError: a chunk or zarr.json is not what was saved.
         StorageError: the storage refused, or another rank of this host was lost.
     """
-    destinations = _Destinations(planner, items, requests)
+    destinations = _Destinations(planner, items, requests, values)
     total = int(requests.nbytes.sum())
     elsewhere = share.elsewhere
     # Chunks that are handed over take the same number of bytes again, in shared memory.

@@ -77,8 +77,8 @@ class ChunkWindow:
         self._progress = progress
         self._on_error = on_error
         self.casts: CastingCopies = CastingCopies()  # checked at the end, or by a later deliverer
-        self._queue: deque[_Begun] = deque()
-        """Reads that the caller's thread will finish."""
+        self.queue: deque[Callable[[], object]] = deque()
+        """What the caller's thread will do: finish the reads that it has begun."""
         self._unsent: list[ChunkRequest] = []
         """Files that a thread reads together with the next ones."""
         self._in_flight: set[_Begun] = set()
@@ -133,14 +133,14 @@ class ChunkWindow:
             self.refuse(error)
             return
         if small or self.pool.alone:
-            self._queue.append(begun)
+            self.queue.append(partial(self._finish, begun))
         else:
             self.pool.submit(partial(self._finish, begun))
 
     def reserve(self, size: int) -> None:
         """Take bytes of the budget; first finish what waits for the caller's own thread."""
-        while self._queue and not self.pool.has_room(size):
-            self._finish(self._queue.popleft())
+        while self.queue and not self.pool.has_room(size):
+            self.queue.popleft()()
         self.pool.reserve(size)
 
     def _send(self) -> None:
@@ -173,8 +173,8 @@ class ChunkWindow:
     def finish_queue(self) -> None:
         """Finish the reads of the caller's thread, and send the rest to threads."""
         self._send()
-        while self._queue and not self.pool.failed:
-            self._finish(self._queue.popleft())
+        while self.queue and not self.pool.failed:
+            self.queue.popleft()()
 
     def __enter__(self) -> ChunkWindow:
         return self

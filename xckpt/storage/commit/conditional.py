@@ -90,6 +90,11 @@ class KeyClaim:
         """Begin to look who has it."""
         self._asked, self._since = store.read(self.key), time.monotonic()
 
+    def ask_again(self, store: ts.KvStore) -> None:
+        """`ask`, if the last look would soon be too old: so that nothing waits for one later."""
+        if time.monotonic() - self._since > SECONDS / 2:
+            self.ask(store)
+
     @property
     def is_taken(self) -> bool:
         """Whether `take` wrote it."""

@@ -1,0 +1,136 @@
+"""How often a call waits for a bucket, counted in rounds: whatever takes time besides is left out.
+
+The server answers all requests under way together, once none has come for a while. A busy machine
+may send one so late that it begins another round: a call is made again where there are more.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+import xckpt
+from tests.support.counted_bucket import CountedBucket, SeenRequest, kinds, rounds
+from tests.support.servers import bucket
+from xckpt.storage.commit import conditional
+from xckpt.storage.location import Location, forget_contexts, open_store
+
+__all__ = ["bucket"]
+
+QUIET = 0.06
+URL = "s3://bucket/run/1"
+
+
+def asked(bucket: CountedBucket, call: Callable[[], object], most: int) -> list[SeenRequest]:
+    """The requests of a call, of the first of up to four tries that takes so few rounds."""
+    bucket.quiet = QUIET
+    seen: list[SeenRequest] = []
+    for _ in range(4):
+        bucket.taken()
+        call()
+        seen = bucket.taken()
+        if rounds(seen) <= most:
+            break
+    bucket.quiet = 0
+    return seen
+
+
+def test_rounds_count_what_waits_for_what(bucket: CountedBucket) -> None:
+    store = open_store(Location.parse(URL))
+    keys = [f"k{n}" for n in range(6)]
+
+    def together() -> None:
+        for write in [store.write(key, b"1") for key in keys]:
+            write.result()
+
+    def in_turn() -> None:
+        for key in keys:
+            store.write(key, b"1").result()
+
+    assert rounds(asked(bucket, together, 1)) == 1
+    assert rounds(asked(bucket, in_turn, 6)) == 6
+    context = ts.Context({"s3_request_concurrency": {"limit": 2}})
+    store = ts.KvStore.open(Location.parse(URL).store_spec(), context=context).result()
+    assert rounds(asked(bucket, together, 3)) == 3  # what a limit keeps waiting waits, too
+
+
+def test_long_values_come_with_all_else(bucket: CountedBucket) -> None:
+    state = {
+        "text": "a" * 5000,
+        "bytes": b"b" * 300_000,
+        "long": "c" * 100_000,
+        "w": np.arange(9.0),
+        "step": 3,
+    }
+    options = xckpt.SaveOptions(pack_bytes=0, chunk_bytes=1 << 17)
+    xckpt.save(URL, state, options=options)
+    into: dict[str, object] = {**state, "w": np.zeros(9), "text": "", "bytes": b"", "long": ""}
+
+    def load() -> None:
+        xckpt.load_into(URL, into)
+
+    assert rounds(asked(bucket, load, 2)) <= 2
+    assert np.array_equal(into.pop("w"), state.pop("w")) and into == state  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [1, None])
+def test_shards_and_packs_are_read_at_once_by_one_thread_too(
+    bucket: CountedBucket, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xckpt.storage.packs.read_packs.RANGE_BYTES", 1 << 12)
+    small = {f"s{n}": np.full(500, n, np.int16) for n in range(20)}
+    state = {"w": np.arange(1 << 16, dtype=np.int32).reshape(256, -1), **small}
+    options = xckpt.SaveOptions(chunk_bytes=1 << 14, shard_bytes=1 << 16, pack_bytes=1 << 12)
+    xckpt.save(URL, state, options=options)
+    read: list[object] = []
+
+    def load() -> None:
+        loaded = xckpt.load(URL, options=xckpt.LoadOptions(threads=threads))
+        assert isinstance(loaded, dict)
+        read.append(all(np.array_equal(loaded[name], leaf) for name, leaf in state.items()))
+
+    def one() -> None:
+        read.append(np.array_equal(xckpt.open(URL).array("w")[:], state["w"]))
+
+    seen = asked(bucket, load, 2)
+    assert rounds(seen) <= 2 and kinds(seen)["GET pack"] > 3
+    seen = asked(bucket, one, 2)
+    assert rounds(seen) <= 2 and kinds(seen)["GET chunk"] == 4
+    assert all(read)
+
+
+def test_a_load_asks_for_the_region_of_a_bucket_once(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xckpt.save(URL, {"w": np.arange(3)}, options=xckpt.SaveOptions(pack_bytes=0))
+    monkeypatch.delenv("AWS_REGION")
+
+    bucket.taken()
+    for _ in range(4):
+        forget_contexts()  # what earlier calls have opened
+        gc.collect()
+        xckpt.load(URL)
+        assert [request.method for request in bucket.taken()].count("HEAD") == 1
+
+
+def test_data_that_takes_its_time_makes_no_look_at_the_claim_wait(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that is too old at the commit is made anew: so it is made meanwhile."""
+    monkeypatch.setattr(conditional, "SECONDS", 0.3)
+    state = {f"w{n}": np.full(1 << 14, n, np.int32) for n in range(12)}
+    bucket.rate, seen, late = 1e6, list[SeenRequest](), list[str]()
+    for number in range(4):
+        bucket.taken()
+        xckpt.save(f"s3://bucket/run/{number}", state, options=xckpt.SaveOptions(pack_bytes=0))
+        seen = bucket.taken()
+        last = max(each.ended for each in seen if each.kind == "PUT chunk")
+        late = [each.kind for each in seen if each.began > last]
+        if late == ["PUT-if xckpt.json"]:
+            break
+    assert late == ["PUT-if xckpt.json"]
+    assert kinds(seen)["GET xckpt.saving"] > 1
