@@ -118,6 +118,9 @@ def test_checkpoints_that_accelerate_names(background: bool, tmp_path: Path) -> 
     accelerator.project_configuration.iteration = 3
     with pytest.raises(xckpt.CheckpointExistsError):
         save_state(accelerator)
+    accelerator.project_configuration.iteration = 0  # a new run: it would be deleted as the oldest
+    with pytest.raises(xckpt.CheckpointExistsError, match=r"checkpoint_3 is there.*load_state"):
+        save_state(accelerator)
     for name in ("9", "checkpoint_best_9"):  # the user's own are not among them
         xckpt.copy(tmp_path / "checkpoints" / left[-2], tmp_path / "checkpoints" / name)
     load_state(accelerator)
@@ -306,6 +309,40 @@ def test_a_shuffling_loader_goes_on(seedable: bool, tmp_path: Path) -> None:
     first = shuffled(str(tmp_path / "run"), 0, 2, seedable)
     assert first + shuffled(str(tmp_path / "run"), 2, EPOCHS, seedable) == whole
     assert whole[:8] != whole[8:16]
+
+
+@pytest.mark.parametrize("cut", [3, 8, 16], ids=["within", "last batch", "last of two epochs"])
+def test_a_loader_goes_on_within_an_epoch_and_behind_its_last_batch(
+    cut: int, tmp_path: Path
+) -> None:
+    """Bit for bit, by the seed of the run that saved, also where dropout draws."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    def prepared(seed: int) -> tuple[Any, Any, Any]:
+        torch.manual_seed(seed)
+        settings = DataLoaderConfiguration(use_seedable_sampler=True, use_stateful_dataloader=True)
+        accelerator = Accelerator(cpu=True, dataloader_config=settings)
+        data: Any = torch.arange(32.0).view(16, 2)
+        loader = torch.utils.data.DataLoader(data, 2, shuffle=True, generator=torch.Generator())
+        model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(2, 2))
+        return accelerator, *accelerator.prepare(model, loader)
+
+    accelerator, model, loader = prepared(0)
+    whole: list[list[float]] = []
+    for _ in range(3):
+        for batch in loader:
+            whole.append(model(batch).tolist())
+            if len(whole) == cut:
+                save_state(accelerator, tmp_path / "run")
+    accelerator, model, loader = prepared(5)
+    load_state(accelerator, tmp_path / "run")
+    rest: list[list[float]] = []
+    while len(rest) < 24 - cut:
+        rest += [model(batch).tolist() for batch in loader]
+    assert rest == whole[cut:]
 
 
 def on_rank_shuffle(rank: int, *arguments: Any) -> list[float]:

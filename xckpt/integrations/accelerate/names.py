@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from xckpt.api.places import exists
+from xckpt.engine.groups import find_group
+from xckpt.engine.ranks.group import operation
+from xckpt.engine.steps import broadcast
+from xckpt.errors import CheckpointExistsError
 from xckpt.integrations.newest import newest_good, remove_outdated
 
 RESTORED: Final = "_xckpt_restored"
@@ -18,12 +22,29 @@ RESTORED: Final = "_xckpt_restored"
 
 
 def next_path(accelerator: Any) -> str:
-    """Where the next one is saved.
+    """Where the next one is saved; every process calls it.
 
     Raises:
         ValueError: Accelerate does not name checkpoints.
+        CheckpointExistsError: it would come before one that is there, and `was_begun` would delete
+            it as the oldest.
     """
-    return _named(accelerator, accelerator.project_configuration.iteration)
+    number = accelerator.project_configuration.iteration
+    path = _named(accelerator, number)
+
+    def checked() -> bytes:
+        newest, there = max(_committed(accelerator).items(), default=(-1, ""))
+        if newest >= number:
+            raise CheckpointExistsError(
+                f"{there} is there already, and this run would save checkpoint_{number}: call "
+                f"load_state(accelerator) first to go on behind it, or name another project_dir"
+            )
+        return b""
+
+    group = find_group()
+    with operation(group):
+        broadcast(group, "name the next checkpoint", checked)
+    return path
 
 
 def was_begun(accelerator: Any) -> None:

@@ -52,7 +52,8 @@ def save_state(
     Raises:
         ValueError: there is no path, and no automatic naming; or DeepSpeed or Megatron-LM holds the
             state, or there are hooks to be called before a save.
-        CheckpointExistsError: the next automatic name is taken: load the newest first.
+        CheckpointExistsError: the next automatic name is taken, or comes before one that is there:
+            load the newest first.
         XckptError: as `xckpt.save`.
 
     Example:
