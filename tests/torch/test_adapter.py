@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+import xckpt
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import SourceLeaf, TargetLeaf
 from xckpt.errors import UnsupportedLeafError
@@ -149,7 +152,7 @@ def test_what_cannot_be_saved_is_refused_by_name(make, advice: str) -> None:
         adapters.target_for(leaf, "model/wte", in_place=True)
 
 
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, torch.func.functionalize])
 def test_what_a_transformation_traces_is_refused_by_name(transform) -> None:
     def traced(tensor: torch.Tensor) -> torch.Tensor:
         with pytest.raises(UnsupportedLeafError, match=r"w: .*torch\.func.* call them outside"):
@@ -161,6 +164,39 @@ def test_what_a_transformation_traces_is_refused_by_name(transform) -> None:
         return tensor.sum()
 
     transform(traced)(torch.ones(3))
+
+
+def jit_trace(call: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> None:
+    torch.jit.trace(call, tensor, check_trace=False)
+
+
+def fake_mode(call: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> None:
+    with FakeTensorMode():
+        call(tensor)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit itself
+@pytest.mark.parametrize(
+    "run, where", [(jit_trace, "torch.jit.trace"), (fake_mode, "a FakeTensorMode")]
+)
+def test_save_and_load_are_refused_where_torch_notes_calls(run, where: str, tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", {"w": torch.ones(3)})
+    calls = (
+        lambda tensor: xckpt.save(tmp_path / "b", {"w": tensor}),
+        lambda tensor: xckpt.save_async(tmp_path / "b", {"w": tensor}).result(),
+        lambda tensor: xckpt.load(tmp_path / "a", {"w": tensor}),
+        lambda tensor: xckpt.load_into(tmp_path / "a", {"w": tensor}),
+        lambda _: xckpt.load(tmp_path / "a", framework="torch"),
+    )
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        for call in calls:
+            with pytest.raises(UnsupportedLeafError, match=f"w: .* inside {where}; call them out"):
+                call(tensor)
+        return tensor
+
+    run(noted, torch.ones(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_subclass_that_adds_no_operations_is_a_tensor() -> None:

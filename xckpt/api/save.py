@@ -9,8 +9,9 @@ import contextlib
 import copy
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, cast
 
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
@@ -32,20 +33,25 @@ from xckpt.options import SaveOptions, check_flags, checked_options, is_watched,
 Path = str | os.PathLike[str]
 P = ParamSpec("P")
 T = TypeVar("T")
+_WHY: Final = "xckpt saves and loads outside of compiled code"
+NOT_COMPILED: Final = {"_torchdynamo_disable": True, "_torchdynamo_disable_msg": _WHY}
+"""As `torch.compiler.disable` marks a function; torch may be imported later."""
 
 
 def names_limits(call: Callable[P, T]) -> Callable[P, T]:
-    """Have a public call raise `naming_limit` in place of what Python says."""
+    """Have a public call raise `naming_limit` in place of what Python says, and not be compiled."""
 
     @functools.wraps(call)
     def call_named(*arguments: P.args, **keywords: P.kwargs) -> T:
+        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
         try:
-            return call(*arguments, **keywords)
+            return (call if disable is None else disable(call))(*arguments, **keywords)
         except (OSError, RuntimeError, MemoryError) as error:
             if (named := naming_limit(error)) is error:
                 raise
             raise named from error
 
+    call_named.__dict__.update(NOT_COMPILED)
     return call_named
 
 
@@ -289,7 +295,9 @@ def _checked(
         TypeError: an argument makes no sense; it is named.
     """
     check_path(path, f"{call}(path, state)")
-    check_base(base)
+    if base is not None and not isinstance(cast(object, base), str | os.PathLike):
+        name = named(type(base).__name__)
+        raise TypeError(f"base= takes the path of a checkpoint, not {name}")
     check_flags(call, overwrite=overwrite, no_dist=no_dist)
     options = checked_options(options, SaveOptions, call)
     check_planner(planner, SavePlanner, call)
@@ -320,16 +328,6 @@ def check_path(path: object, call: str) -> None:
         raise StorageError(
             f"{path}: the working folder was deleted; give an absolute path"
         ) from None
-
-
-def check_base(base: object) -> None:
-    """Refuse a base that is not a path.
-
-    Raises:
-        TypeError: it is not a path.
-    """
-    if base is not None and not isinstance(base, str | os.PathLike):
-        raise TypeError(f"base= takes the path of a checkpoint, not {named(type(base).__name__)}")
 
 
 def _from_here(path: Path) -> Path:

@@ -41,6 +41,8 @@ _NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in _TORCH.i
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # nearly all leaves of nearly all states
 _CARRIED: Final = frozenset(name for name in _TORCH if DTYPES[name].isbuiltin != 1)
 """The types that ml_dtypes has added to NumPy."""
+_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
+_OUTSIDE: Final = "call them outside"
 _CARRIERS: Final = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 """Bytes an element -> the integers that carry a dtype which `Tensor.numpy` does not know."""
 
@@ -102,6 +104,7 @@ def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 def at_rest(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """As `plain`, but perhaps a parameter or a part of an autograd graph."""
+    _check_mode(name)
     if type(tensor) in PLAIN and _is_strided(tensor):  # as most are
         return tensor
     if torch.nn.parameter.is_lazy(tensor):
@@ -113,6 +116,17 @@ def at_rest(tensor: torch.Tensor, name: str) -> torch.Tensor:
         if unfit(local):
             raise UnsupportedLeafError(f"{name}: {advice.format(kind=type(local).__name__)}")
     return local
+
+
+def _check_mode(name: str) -> None:
+    """Refuse any tensor where torch notes what is done with tensors, and does not do it."""
+    if torch._C._get_tracing_state() is not None:
+        where = "torch.jit.trace"
+    elif torch._C._get_dispatch_mode(_FAKE) is not None:
+        where = "a FakeTensorMode"
+    else:
+        return
+    raise UnsupportedLeafError(f"{name}: save and load cannot run inside {where}; {_OUTSIDE}")
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:
@@ -181,11 +195,14 @@ def _check_storage(local: torch.Tensor, name: str) -> None:
         last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
     try:
         size = local.untyped_storage().nbytes()
+        is_traced = torch._is_functional_tensor(local)  # its storage says a size, and has no memory
     except NotImplementedError:  # so says what torch.func.grad, jvp or vmap calls a function with
+        size, is_traced = 0, True
+    if is_traced:
         raise UnsupportedLeafError(
-            f"{name}: a tensor that torch.func.grad, jvp or vmap traces has no memory of its own; "
-            f"save and load cannot run inside these, so call them outside"
-        ) from None
+            f"{name}: a tensor that torch.func.grad, jvp, vmap or functionalize traces has no "
+            f"memory of its own; save and load cannot run inside these, so {_OUTSIDE}"
+        )
     if size < (last + 1) * local.element_size():
         raise UnsupportedLeafError(
             f"{name}: the storage of this tensor of shape {tuple(local.shape)} was freed; save the "

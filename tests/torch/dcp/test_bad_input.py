@@ -60,8 +60,9 @@ def test_a_tensor_that_cannot_be_saved(make: Any, complaint: str, tmp_path: Path
     [
         (four_bits, r"w: .*float4_e2m1fn_x2 cannot be stored; .* \.view\(torch\.uint8\)"),
         (lambda: torch.zeros((1,) * 33), "w: 33 dimensions, .* at most 32: reshape it first"),
+        (lambda: torch.zeros(1).expand(1 << 57), r"w: impossible shape \(144115.* less of it"),
     ],
-    ids=["float4", "33 dimensions"],
+    ids=["float4", "33 dimensions", "2^57 elements"],
 )
 def test_a_save_refuses_them_too(make: Any, complaint: str, tmp_path: Path):
     with pytest.raises(xckpt.UnsupportedLeafError, match=complaint):

@@ -11,6 +11,7 @@ Also here: what is packed where a caller does not say (`default_pack_bytes`).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -242,10 +243,11 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
         yield from pieces_problems(leaf.shape, leaf.pieces, item, _grid_problems)
 
 
+@functools.lru_cache(maxsize=1024)
 def shape_fault(shape: Shape, item_bytes: int) -> str:
     """Why no array has this shape, one without elements neither; empty if one may."""
     if len(shape) > MAX_RANK:
-        return f"{len(shape)} dimensions; at most {MAX_RANK}"
+        return f"{len(shape)} dimensions, and a checkpoint holds at most {MAX_RANK}"
     if any(size < 0 or size > MAX_TENSOR_BYTES for size in shape):
         return f"impossible shape {shape}"
     if prod(max(size, 1) for size in shape) * item_bytes > MAX_TENSOR_BYTES:

@@ -26,7 +26,7 @@ from xckpt.core.geometry.box import Block, Box, Boxes
 from xckpt.core.geometry.box_lookup import BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
-from xckpt.core.manifest.rules import MAX_RANK
+from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.metadata import Metadata
 from xckpt.core.part.replicas import small_replicas
 from xckpt.core.plan.items import LeafRow, SavePlan, WriteItem, WriteItems
@@ -193,9 +193,8 @@ class DefaultSavePlanner(SavePlanner):
     def _describe(self, leaf: object, name: str) -> SourceLeaf | _PlainValue:
         source = self.adapters.describe(leaf, name)
         if source is not None:
-            if len(source.shape) > MAX_RANK:
-                most = f"a checkpoint holds at most {MAX_RANK}: reshape it first"
-                raise UnsupportedLeafError(f"{name}: {len(source.shape)} dimensions, and {most}")
+            if fault := shape_fault(source.shape, 1):
+                raise UnsupportedLeafError(f"{name}: {fault}: reshape it first, or save less of it")
             return source
         if kind := value_kind(leaf) or ("" if self.serialise is None else "opaque"):
             return _PlainValue(kind, leaf)
