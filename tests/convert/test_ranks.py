@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
 
@@ -73,6 +75,24 @@ def test_ranks_write_the_same_bytes(
     else:
         assert (tmp_path / name).read_bytes() == alone.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"alone", name}
+
+
+def converted_while_another_does_not(rank: int, source: str, target: str) -> list[int]:
+    group: Any = dist.new_group()  # no other call can begin on it afterwards
+    if rank == 1:
+        time.sleep(2.0)
+        return []
+    with pytest.raises(xckpt.RanksFailedError) as caught:
+        convert(source, target, group=group, timeout=0.5)
+    return [failure.rank for failure in caught.value.failures]
+
+
+def test_a_silent_rank_is_named_within_the_timeout(
+    source: Path, tmp_path: Path, two_ranks: Ranks
+) -> None:
+    at = str(source), str(tmp_path / "never")
+    assert two_ranks.run(converted_while_another_does_not, *at) == [[1], []]
+    assert not list(tmp_path.iterdir())
 
 
 def sharded_there_and_back(rank: int, source: str) -> None:

@@ -151,6 +151,11 @@ def test_one_process_is_no_job_of_several(monkeypatch: pytest.MonkeyPatch, value
 def test_a_timeout_is_positive(timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout must be more than 0 seconds"):
         xckpt.save("memory://timeout", {"step": 1}, timeout=timeout)
+    with (
+        ThreadPoolExecutor() as executor,
+        pytest.raises(ValueError, match="timeout must be more than 0 seconds"),
+    ):
+        convert("memory://timeout", "memory://other", executor=executor, timeout=timeout)
 
 
 def test_a_group_without_timeouts_says_so() -> None:

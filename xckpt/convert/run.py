@@ -73,6 +73,7 @@ def convert(
     dtype: str | None = None,
     executor: Executor | None = None,
     group: Group | None = None,
+    timeout: float | None = None,
     overwrite: bool = False,
     format: str | None = None,
     source_format: str | None = None,
@@ -99,6 +100,8 @@ def convert(
         executor: any executor of `concurrent.futures`, whose workers share the work. They must
             reach both paths; this process plans and commits.
         group: the ranks that share the work; found by itself if there is no executor.
+        timeout: seconds to wait for a rank that neither answers nor makes progress; see
+            `xckpt.save`. Workers of an executor are no ranks.
         overwrite: replace what is at ``dst``, once the new checkpoint is committed.
         format: what to write: ``"xckpt"``, ``"safetensors"``, ``"orbax"`` or ``"dcp"``; None goes
             by the name of ``dst``.
@@ -140,7 +143,8 @@ def convert(
         >>> xckpt.load("memory://flax-model")["fc"]["kernel"].shape
         (3, 2)
     """
-    find = GroupFinder(LocalGroup() if group is None and executor is not None else group)
+    alone = group is None and executor is not None
+    find = GroupFinder(LocalGroup() if alone else group, timeout=timeout)
     with _raised_on_all_ranks(find):
         options = checked_arguments(options, mapping, overwrite, opaque, allow_lossy)
         source, target = os.fspath(src), os.fspath(dst)
@@ -302,13 +306,11 @@ def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, Tenso
 
 
 def _group_for(executor: Executor | None, group: Group | None, find: GroupFinder) -> Group:
-    if executor is None:
-        return find()
-    if group is not None and group.size > 1:
+    if executor is not None and group is not None and group.size > 1:
         raise ValueError("an executor's workers or a group's ranks can share the work, not both")
-    if group is None:
+    if executor is not None and group is None:
         refuse_others()
-    return LocalGroup()
+    return find()
 
 
 def _check_executor(executor: Executor | None, paths: Sequence[str]) -> None:
