@@ -94,6 +94,13 @@ def test_ls_keeps_long_names_whole_in_a_pipe(saved: Path) -> None:
     assert f"{name}  None" in run("ls", saved).stdout
 
 
+def test_info_has_values_under_a_title_of_theirs(saved: Path) -> None:
+    titles, *rows = run("info", saved).stdout.split("\n\n")[1].splitlines()
+    step = next(row for row in rows if row.split()[:2] == ["step", "int"])
+    at = titles.index("shape or value  ")
+    assert (step[:at].split(), step[at:].split()) == (["step", "int"], ["12345"])
+
+
 def test_ls_as_json(saved: Path) -> None:
     rows = json.loads(run("ls", saved, "--json").stdout)
     assert [row["name"] for row in rows] == list(xckpt.open(saved))

@@ -118,6 +118,9 @@ def test_where_an_output_goes(tmp_path: Path) -> None:
     for slip in ("w.safetensor", "model.pt", "pytorch_model.bin"):
         with pytest.raises(xckpt.PathError, match="a file of that ending cannot be written"):
             open_sink(tmp_path / slip)
+    for format in ("xckpt", "dcp", "orbax"):
+        with pytest.raises(xckpt.PathError, match=f"{format}' makes a folder; choose another name"):
+            open_sink(tmp_path / "out.safetensors", format)
     assert open_sink("s3://bucket/out", "xckpt") is None
     for spelt in ("w.safetensors", "w.safetensors/"):
         sink = open_sink(f"{tmp_path}/{spelt}")

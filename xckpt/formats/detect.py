@@ -193,15 +193,20 @@ def open_sink(
 
     Raises:
         ValueError: there is no such format.
-        PathError: the name has the ending of a format that is not written.
+        PathError: the name has the ending of another format, or of one that is not written.
 
     Example:
         >>> open_sink("model.safetensors").path.name, open_sink("folder")
         ('model.safetensors', None)
     """
     name = os.fspath(path).rstrip("/")  # A path is the same with a slash behind it.
-    if format is None and name.endswith(".safetensors"):
-        format = "safetensors"
+    if name.endswith(".safetensors"):
+        format = format or "safetensors"
+        if format in {"xckpt", *SINKS} - {"safetensors"}:
+            raise PathError(
+                f"{os.fspath(path)}: a name of that ending is a safetensors file's, and the format "
+                f"{format!r} makes a folder; choose another name, or leave the format out"
+            )
     if format is None and name.endswith(UNWRITTEN):
         raise PathError(
             f"{os.fspath(path)}: a file of that ending cannot be written; name a *.safetensors "

@@ -21,7 +21,7 @@ from xckpt.cli.report import (
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 
-TREE_COLUMNS: Final = ("leaf", "dtype", "shape", "size", "chunk", "chunks", "saved as")
+TREE_COLUMNS: Final = ("leaf", "dtype", "shape or value", "size", "chunk", "chunks", "saved as")
 """The titles of `tree_cells`."""
 
 LONGEST: Final = 40
