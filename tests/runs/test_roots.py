@@ -221,6 +221,8 @@ def test_an_item_of_xckpt_in_a_step_of_orbax_is_the_step(place: str, tmp_path: P
         xckpt.save(f"{root}/{step}/default", state_of(step), metadata={"run": {"time": 1.0}})
         for name in ("_CHECKPOINT_METADATA", "commit_success.txt"):
             store.write(f"{step}/{name}", b"{}").result()
+    for name in ("metrics/metrics", "data/metadata"):  # items of JSON are no states
+        store.write(f"3/{name}", b"{}").result()
     xckpt.save(f"{root}/7/other", state_of(7))  # of two items none is the state
     store.write("5/default/w/c/0", b"").result()
     with xckpt.CheckpointManager(root, save=EverySteps(1), keep=lambda _: ()) as checkpoints:

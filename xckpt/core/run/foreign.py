@@ -9,6 +9,8 @@ from xckpt.core.manifest.own_keys import MANIFEST
 
 COMMITTED: Final = "commit_success.txt"
 """What Orbax writes last into a step of a bucket, where no folder can be renamed."""
+JSON_FILES: Final = ("metadata", "metrics", "data.json")
+"""Orbax's name for the file of an item of JSON, the metrics of a step among them."""
 _ORBAX: Final = ("_METADATA", "_CHECKPOINT_METADATA")
 _FILES: Final = (".ckpt", ".pt", ".pth")
 
@@ -46,7 +48,7 @@ def foreign_format(name: str, below: Iterable[str], *, renamed: bool) -> str | N
 
 
 def items_held(below: Iterable[str]) -> list[str]:
-    """The items of a step of Orbax; none unless all of them are checkpoints of xckpt.
+    """The items of a step of Orbax, without those of JSON; none unless xckpt wrote all of them.
 
     Args:
         below: what lies below the step, as `foreign_format` takes it.
@@ -54,10 +56,13 @@ def items_held(below: Iterable[str]) -> list[str]:
     Example:
         >>> items_held(["_CHECKPOINT_METADATA", "default/", "default/xckpt.json"])
         ['default']
+        >>> items_held(["default/xckpt.json", "metrics/metrics", "metrics/commit_success.txt"])
+        ['default']
         >>> items_held(["default/xckpt.json", "other/_METADATA"])
         []
     """
     found = set(below)
-    items = {path.partition("/")[0] for path in found if "/" in path}
+    parts = [path.partition("/") for path in found if "/" in path]
+    items = {item for item, _, name in parts if name not in ("", COMMITTED, *JSON_FILES)}
     held = [item for item in sorted(items) if f"{item}/{MANIFEST}" in found]
     return held if len(held) == len(items) else []

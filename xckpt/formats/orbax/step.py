@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.run.foreign import JSON_FILES
 from xckpt.core.text.printable import printable
 from xckpt.errors import NotACheckpointError, naming
 from xckpt.formats.orbax.tree import (
@@ -30,8 +31,6 @@ from xckpt.storage.foreign.paths import FilePath
 UNFINISHED: Final = ".orbax-checkpoint-tmp"
 ITEMS: Final = "orbax.items"
 """The key of the user metadata that holds a step's items of JSON, by name."""
-JSON_FILES: Final = ("metadata", "metrics", "data.json")
-"""Orbax's name for the file of an item of JSON."""
 
 SHOWN: Final = 8
 
