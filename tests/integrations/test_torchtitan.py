@@ -214,6 +214,10 @@ def test_the_last_save_is_of_the_model_and_begins_another_run(tmp_path: Path) ->
     stored = xckpt.load(last, framework="torch")
     assert list(stored) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert all(torch.equal(a, b.bfloat16()) for a, b in zip(stored.values(), weights, strict=True))
+    begun = Trainer(tmp_path / "begun", seed=1, initial_load_path=str(last))
+    assert begun.checkpointer.load()  # in the model's own dtype, as by torchtitan's manager
+    exported = [each.float() for each in stored.values()]
+    assert all(map(torch.equal, begun.tensors()[:4], exported))
     earlier = str(tmp_path / "run" / "checkpoint" / "step-00000002")
     new = Trainer(tmp_path / "new", seed=1, initial_load_path=earlier)
     assert new.checkpointer.load() and new.step == 0

@@ -74,7 +74,7 @@ class TrainerState:
         return self.fill(path, is_seed)
 
     def fill(self, path: str, model_only: bool) -> LoadReport:
-        """Load a checkpoint: all that is not excluded, or the model alone.
+        """Load a checkpoint: all that is not excluded, or the model alone, in whatever dtype.
 
         Raises:
             XckptError: as `xckpt.load_into`.
@@ -82,6 +82,6 @@ class TrainerState:
         excluded = [*self._parts] if model_only else self._excluded
         parts = {name: part for name, part in self._parts.items() if name not in excluded}
         state = self._model.state_dict() | parts
-        report = load_into(path, state, unexpected="ignore", options=self._options)
+        report = load_into(path, state, unexpected="ignore", cast=model_only, options=self._options)
         self._model.load_state_dict(state)  # hooks of the model see its tensors
         return report
