@@ -31,6 +31,7 @@ from tests.support.stored import keys
 from tests.support.time_limit import ALLOWANCE
 from xckpt.cli.commands import commands
 from xckpt.convert import convert
+from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
@@ -212,6 +213,25 @@ def test_an_open_checkpoint_has_time_for_each_read(faulty_s3: FaultyBucket) -> N
     faulty_s3.fault = lambda request: Silence()
     with within(ENOUGH):
         checkpoint.array("big")[:]
+
+
+@pytest.mark.parametrize("format", ["safetensors", "dcp"])
+def test_another_librarys_checkpoint_is_read_again_after_a_silence(
+    faulty_s3: FaultyBucket, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty_s3.fault = never
+    xckpt.save("memory://foreign", {"w": np.arange(9.0)}, overwrite=True)
+    convert("memory://foreign", tmp_path / "it", format=format)
+    store = open_store(Location.parse(f"{faulty_s3.url}/{format}"))
+    for file in filter(Path.is_file, (tmp_path / "it").rglob("*")):
+        store.write(file.relative_to(tmp_path / "it").as_posix(), file.read_bytes()).result()
+    monkeypatch.setenv("XCKPT_REQUEST_TIMEOUT", "0.4")
+    opened = xckpt.open(f"{faulty_s3.url}/{format}").array("w")
+    faulty_s3.fault = lambda request: Silence()
+    with within(0.4):
+        opened[:]
+    faulty_s3.fault = never
+    assert opened[5] == 5
 
 
 @pytest.mark.thorough

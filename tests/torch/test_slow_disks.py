@@ -21,7 +21,6 @@ from tests.support.slow_disk import slow_disk
 from tests.support.time_limit import ALLOWANCE
 from xckpt.convert import convert
 from xckpt.errors import XckptError
-from xckpt.torch.group import TorchGroup
 
 SLABS = 12
 SLAB = 1 << 19
@@ -61,8 +60,7 @@ def on_one(rank: int, victim: int, what: str) -> dict[str, Any]:
 
 def call(rank: int, victim: int, what: str, path: Path, group: Any, timeout: float) -> None:
     if what == "convert":
-        ranks = TorchGroup(group, timeout=timeout)
-        convert(path / "old", path / "new", options=WHOLE, group=ranks)
+        convert(path / "old", path / "new", group=group, timeout=timeout, options=WHOLE)
     elif what == "async":
         state = on_one(rank, victim, what)
         saving = xckpt.save_async(path / "new", state, group=group, timeout=timeout, options=WHOLE)

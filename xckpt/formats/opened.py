@@ -34,6 +34,7 @@ from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.foreign.paths import StoredPath
 from xckpt.storage.location import Location
 from xckpt.storage.refusals import kind_of
 from xckpt.storage.stored_array import StoredArray
@@ -113,7 +114,7 @@ class SourceArray(StoredArray):
 
     def read(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory; see `StoredArray.read`."""
-        self.home.check_open()
+        self.home.begin()
         if box.elements:
             self.read_box(box, into)
 
@@ -216,6 +217,16 @@ class SourceCheckpoint(Checkpoint):
         if self.closed:
             raise ValueError(f"{self.location} is closed; open it again")
 
+    def begin(self) -> None:
+        """A read begins: a bucket that gave no answer in the last one is asked again.
+
+        Raises:
+            ValueError: the checkpoint is closed.
+        """
+        self.check_open()
+        if isinstance(self.source.path, StoredPath):
+            self.source.path.bucket.access.start()
+
     def close(self) -> None:
         """Release the files; nothing more can be read, through its arrays neither."""
         self.closed = True
@@ -229,6 +240,7 @@ class SourceCheckpoint(Checkpoint):
             has another: ``"unreadable"`` if the storage refused to have it read, ``"memory"`` if
             this reader has too little.
         """
+        self.begin()
         source, problems = self.source, list[Problem]()
         total = sum(spec.elements * item_size(spec.dtype) for spec in source.specs.values())
         counter = ProgressCounter(total, progress)

@@ -165,6 +165,13 @@ def find_path(path: str | os.PathLike[str]) -> FilePath:
     return StoredPath(bucket, location.path, _Keys(bucket))
 
 
+def location_of(path: FilePath) -> Location:
+    """The location of a path; one in a bucket shares the time of what it was derived from."""
+    if isinstance(path, StoredPath):
+        return replace(path.bucket, path=path.key)
+    return Location.parse(path)
+
+
 def is_location(path: object) -> bool:
     """Whether it is a path or URL that xckpt can save to and load from."""
     try:

@@ -34,7 +34,7 @@ from xckpt.errors import (
 from xckpt.storage.budget import Budget
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import open_file
-from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.foreign.paths import FilePath, location_of
 from xckpt.storage.foreign.zarr_limits import (
     LONGEST_DOCUMENT,
     Limits,
@@ -159,7 +159,7 @@ class ZarrFolder:
         memory: Allowance | None = None,
     ) -> None:
         self.folder = folder
-        self.location: Final = Location.parse(str(folder))
+        self.location: Final = location_of(folder)
         self.ocdbt = ocdbt
         self.fill_missing = fill_missing
         self._described = memory or Allowance()
