@@ -20,6 +20,7 @@ from zarr.storage import MemoryStore
 import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
 from tests.support.examples import examples
 from tests.support.manifests import example, manifests
+from tests.support.steps import steps
 from xckpt.core.dtypes import EXTENDED, numpy_dtype
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import Grid, count_cells
@@ -196,6 +197,13 @@ def test_documents_that_come_in_parts_are_those_that_come_at_once():
         assert len(dict(parts)) == len(parts)
         others = {key: text for key, text in documents(manifest) if key not in with_chunks}
         assert dict(parts) == others
+
+
+def test_leaves_that_are_packed_and_alike_take_a_few_steps_each():
+    leaves = [TensorEntry(f"layers.{n}/w", "int8", (4,), chunk=(4,)) for n in range(200)]
+    tree = DocumentTree((), 4)
+    assert steps(lambda: [*tree.add(leaves)]) < 6 * len(leaves)
+    assert b'"packed_arrays": 200' in tree.root()
 
 
 @given(

@@ -272,6 +272,11 @@ class DocumentTree:
         for leaf in leaves:
             if isinstance(leaf, ValueEntry):
                 continue
+            if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
+                about = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+                if regular(*about, self._pack_bytes)[2]:
+                    self._packed += 1
+                    continue
             parent = zarr_path(leaf.name)
             if isinstance(leaf, BytesEntry) or leaf.pieces is None:
                 (array,) = leaf_arrays(leaf)
@@ -287,7 +292,9 @@ class DocumentTree:
                 if packed == len(leaf.pieces):
                     continue
                 self._pieces += len(leaf.pieces) - packed
-                new[parent] = _group(_about_pieces(leaf.shape, leaf.dimension_names))
+                names = leaf.dimension_names
+                named: dict[str, JSONValue] = {} if names is None else {"dimension_names": [*names]}
+                new[parent] = _group({"shape": [*leaf.shape], **named})
             self._list(leaf)
             while parent and parent not in self._groups:
                 self._groups[parent] = new.setdefault(parent, _PLAIN_GROUP)
@@ -331,12 +338,6 @@ LACKING = (
     "zarr-python lacks these data types: it opens arrays of other types by their paths, and lists "
     "groups without these. To open and list all: pip install xckpt, then import xckpt.zarr_dtypes"
 )
-
-
-def _about_pieces(shape: Shape, names: tuple[str, ...] | None) -> dict[str, JSONValue]:
-    """The attributes of the group of a leaf in pieces."""
-    named: dict[str, JSONValue] = {} if names is None else {"dimension_names": [*names]}
-    return {"shape": [*shape], **named}
 
 
 def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> msgspec.Raw:
