@@ -11,12 +11,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +30,7 @@ from xckpt.engine.steps import all_reduce
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
 from xckpt.storage.budget import share_of
-from xckpt.storage.commit.folder import new_identity, staging_folder
+from xckpt.storage.commit.folder import new_identity, real_path, staging_folder
 from xckpt.storage.location import Location
 
 PREPARE = "prepare the conversion; nothing was written"
@@ -115,7 +113,7 @@ class SinkWriter:
         self._host_ranks = 1
         folder = Location.parse(target.path).folder
         assert folder is not None  # Or `open_sink` has refused the path.
-        self._staged = staging_folder(Path(os.path.realpath(folder)), IDENTITY)
+        self._staged = staging_folder(real_path(folder), IDENTITY)
 
     def write(self, group: Group) -> UnitShare:
         """Lay out on the coordinator, make and write on every rank, commit on the coordinator.

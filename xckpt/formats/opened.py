@@ -26,7 +26,7 @@ from xckpt.core.geometry.slabs import blocks
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.problem import Problem
 from xckpt.core.values import decode_value, encode_value, value_kind
-from xckpt.errors import NotACheckpointError, StorageError, XckptError
+from xckpt.errors import CheckpointReplacedError, NotACheckpointError, XckptError
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import PART_BYTES, FormatsAt, SourceReader
 from xckpt.formats.source import TensorSource, user_of
@@ -269,9 +269,12 @@ def _reopened(path: str, format: str, identity: bytes, options: LoadOptions) -> 
 
     Raises:
         XckptError: this process cannot open it.
-        StorageError: another checkpoint is there by now.
+        CheckpointReplacedError: another checkpoint is there by now.
     """
     source = open_source(path, format, options=options, skip_objects=True)
     if source.identity() != identity:
-        raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
+        raise CheckpointReplacedError(
+            f"{path} was replaced after the open checkpoint was pickled; open it again to read "
+            f"what is there now"
+        )
     return SourceCheckpoint(path, format, source, options)

@@ -29,7 +29,7 @@ from xckpt.formats.orbax.tree import CHECKPOINT, TREE, items_in
 from xckpt.formats.safetensors.source import SUFFIX
 from xckpt.formats.torch_save.source import find_saved
 from xckpt.storage.budget import ProgressCounter, Watcher
-from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.commit.folder import real_path, sync_folder
 from xckpt.storage.commit.output import OutputPath
 from xckpt.storage.copy_checkpoint import link_or_copy
 from xckpt.storage.foreign.files import read_whole
@@ -114,7 +114,7 @@ def copy_files(
         CheckpointExistsError: the target is taken.
         StorageError: the system refused.
     """
-    target = Path(os.path.realpath(target))
+    target = real_path(target)
     staged = OutputPath(target, source.foreign, overwrite, source.single).begin()
     try:
         with storage_errors(target):

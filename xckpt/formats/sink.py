@@ -35,6 +35,7 @@ from xckpt.formats.source import Opaque
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.array import plain_bools
+from xckpt.storage.commit.folder import real_path
 from xckpt.storage.commit.output import OutputPath, StagedOutput
 from xckpt.storage.foreign.paths import local_path
 
@@ -149,7 +150,7 @@ class TensorSink(ABC):
         """
         self._contents = contents
         layout = self._digest(self._plan())
-        path = Path(os.path.realpath(self.path))
+        path = real_path(self.path)
         output = OutputPath(path, self._foreign, self.overwrite, self.single)
         if attach:
             self._staging = output.attach(attach, layout)

@@ -23,7 +23,7 @@ from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.core.text.shown import readable_bytes
 from xckpt.core.values import Value, decode_content, decode_value
-from xckpt.errors import LeafTooLargeError, StorageError, XckptError
+from xckpt.errors import CheckpointReplacedError, LeafTooLargeError, XckptError
 from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.array import DIGEST_BYTES
@@ -227,11 +227,14 @@ def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
 
     Raises:
         NotACheckpointError: this process finds no checkpoint there.
-        StorageError: another checkpoint is there by now.
+        CheckpointReplacedError: another checkpoint is there by now.
     """
     checkpoint = Checkpoint(path, options=options)
     if checkpoint.manifest.digests != digests:
-        raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
+        raise CheckpointReplacedError(
+            f"{path} was replaced after the open checkpoint was pickled; open it again to read "
+            f"what is there now"
+        )
     return checkpoint
 
 

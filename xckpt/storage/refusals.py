@@ -123,6 +123,12 @@ _IN_FOLDERS: Final = (
         "or save elsewhere",
     ),
     (r"Not a directory", "what lies above it is a file: choose another path"),
+    (r"Too many levels", "the link leads back to itself: remove it, or choose another path"),
+    (
+        r"File too large",
+        "files may not be as large here: raise the limit of this process (ulimit -f), or save "
+        "smaller ones (chunk_bytes= and shard_bytes= of the options)",
+    ),
     (r"File exists", "a file lies where a folder is needed: choose another path"),
     (r"Stale file handle", "the file was replaced on the server: try again"),
 )

@@ -23,7 +23,7 @@ from xckpt.core.geometry.selection import AxisPicks, Key, PickedBox, axis_of, ex
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import facts_html, readable_bytes
-from xckpt.errors import StorageError
+from xckpt.errors import CheckpointReplacedError
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.read_chunks import read_box
@@ -314,12 +314,15 @@ def _reopened(home: str, digests: str, options: LoadOptions) -> ChunkSource:
 
     Raises:
         NotACheckpointError: this process finds no checkpoint there.
-        StorageError: another checkpoint is there by now.
+        CheckpointReplacedError: another checkpoint is there by now.
     """
     reader = ZarrStorageReader(home, options=options)
     reader.set_up_storage_reader(reader.read_metadata(), 1)
     if reader.source.manifest.digests != digests:
-        raise StorageError(f"{home} was replaced after a stored array of it was pickled")
+        raise CheckpointReplacedError(
+            f"{home} was replaced after a stored array of it was pickled; open it again to read "
+            f"what is there now"
+        )
     return reader.source
 
 

@@ -34,6 +34,7 @@ import msgspec
 
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.commit.file_system import Lock, lock, longest_name, sync_opened
+from xckpt.storage.refusals import refusal
 
 _ATTEMPTS = 5
 
@@ -145,6 +146,19 @@ class Claim:
             _descriptors.discard(self.descriptor)
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """A path whose links are followed.
+
+    Raises:
+        StorageError: they lead back to themselves.
+    """
+    real = os.path.realpath(path)
+    if os.path.islink(real):
+        text = os.fspath(path)
+        raise refusal(text, OSError(errno.ELOOP, os.strerror(errno.ELOOP), text))
+    return Path(real)
 
 
 def new_identity() -> str:

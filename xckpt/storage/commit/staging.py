@@ -42,6 +42,7 @@ from xckpt.storage.commit.folder import (
     claim_of,
     journals,
     new_identity,
+    real_path,
     staging_folder,
     sync_folder,
     sync_tree,
@@ -276,7 +277,7 @@ def begin(
     with storage_errors(target):
         if target.folder is None:
             return begin_keys(target, planned, overwrite=overwrite)
-        folder = Path(os.path.realpath(target.folder))
+        folder = real_path(target.folder)
         target = replace(target, path=str(folder))
         if not can_rename(folder):
             there = next(each for each in (folder, *folder.parents) if each.is_dir())
