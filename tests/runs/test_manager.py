@@ -505,3 +505,14 @@ def test_ls_lists_the_steps_of_a_run(root: str) -> None:
     # Leaves of a step are listed as ever, and a root has none.
     assert CliRunner().invoke(commands, ["ls", f"{root}/7"]).stdout.startswith("w  ")
     assert CliRunner().invoke(commands, ["ls", root, "w"]).exit_code == 2
+
+
+def test_a_listing_names_what_cannot_be_read_and_no_rule_counts_it(tmp_path: Path) -> None:
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=ALWAYS, keep=[Latest(1), OnSteps([0])])
+    with checkpoints:
+        train(checkpoints, range(2))
+    xckpt.save(tmp_path / "2", state_of(2))
+    (tmp_path / "2" / "xckpt.json").write_bytes(b"{")
+    lines = CliRunner().invoke(commands, ["ls", str(tmp_path)]).stdout.splitlines()
+    assert lines[1].endswith("Latest(1)")
+    assert lines[2].split() == ["2", "unreadable", "see", "xckpt", "verify"]

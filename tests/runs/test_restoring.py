@@ -97,7 +97,7 @@ def test_a_default_is_that_of_all_ranks(tmp_path: Path, given: set[int]) -> None
         if len(given) == 2:
             assert run.restore(**default) == place.rank
         else:
-            with pytest.raises(xckpt.NotACheckpointError, match="pass default= to begin"):
+            with pytest.raises(xckpt.NotACheckpointError, match="pass default= on every rank"):
                 run.restore(**default)
 
     on_threads(2, restore)

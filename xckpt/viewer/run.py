@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 
 from xckpt.core.manifest.entries import arrays
 from xckpt.core.run.record import StepRecord
-from xckpt.core.run.rules import kept_by
+from xckpt.core.run.rules import UNREADABLE, kept_by
 from xckpt.core.text.printable import printable
 from xckpt.core.text.times import utc_text
 from xckpt.options import LoadOptions
@@ -23,14 +24,15 @@ _CHUNK = re.compile(r"(.*)/c(?:/\d+)*", re.DOTALL)
 
 
 def steps_at(path: str) -> list[StepRecord]:
-    """The committed steps of the root at a path; those that cannot be read have no time.
+    """The committed steps of the root at a path; those that cannot be read say so as their format.
 
     Raises:
         StorageError: the storage refused.
     """
     root = Location.parse(path)
     found = described(root, committed_steps(root), LoadOptions().memory_bytes)
-    return sorted([*found.records, *found.unreadable], key=lambda record: record.number)
+    unreadable = (replace(each, format=UNREADABLE) for each in found.unreadable)
+    return sorted([*found.records, *unreadable], key=lambda record: record.number)
 
 
 def is_run(format: str, steps: Callable[[], Sequence[StepRecord]]) -> bool:

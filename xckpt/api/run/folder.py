@@ -209,8 +209,9 @@ class RunFolder:
 
     def empty(self) -> NotACheckpointError:
         """The error for a root without steps."""
+        where = " on every rank" if self.group.size > 1 else ""
         return NotACheckpointError(
-            f"{self.kept.location} holds no step yet; pass default= to begin without one"
+            f"{self.kept.location} holds no step yet; pass default={where} to begin without one"
         )
 
     def collect(self) -> None:

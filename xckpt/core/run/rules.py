@@ -41,6 +41,10 @@ NEWEST: Final = "newest"
 """Why a step is kept that no rule keeps: it is the newest."""
 NOT_OURS: Final = "not the run's"
 """Why a step is kept that no manager wrote, or that is a symbolic link."""
+UNREADABLE: Final = "unreadable"
+"""The format, in a listing, of a step whose manifest cannot be read; it counts for no policy."""
+WHY_UNREADABLE: Final = "see xckpt verify"
+"""What a listing says of it in place of what keeps it."""
 
 
 def rule_texts(policies: Iterable[KeepPolicy]) -> tuple[str, ...]:
@@ -87,17 +91,18 @@ def kept_by(records: Sequence[StepRecord]) -> dict[int, list[str]]:
         >>> kept_by(run)
         {1: [], 2: ['Latest(1)', 'EverySteps(2)']}
     """
-    ours = [record for record in records if record.managed]
+    sound = [record for record in records if record.format != UNREADABLE]
+    ours = [record for record in sound if record.managed]
     texts = ours[-1].keep if ours else ()
     rules = {text: _policy(text) for text in texts}
-    asked = {text: set(policy(records)) for text, policy in rules.items() if policy is not None}
+    asked = {text: set(policy(sound)) for text, policy in rules.items() if policy is not None}
     unknown = [f"{text}?" for text, policy in rules.items() if policy is None]
     found: dict[int, list[str]] = {}
     for record in records:
         by = [text for text, numbers in asked.items() if record.number in numbers]
         if not record.managed:
-            by = [NOT_OURS]
+            by = [WHY_UNREADABLE if record.format == UNREADABLE else NOT_OURS]
         elif not by:
-            by = [NEWEST] if record is records[-1] else unknown
+            by = [NEWEST] if record is sound[-1] else unknown
         found[record.number] = by
     return found
