@@ -17,7 +17,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,20 +141,25 @@ def little_memory(amount: int) -> None:
 KINDS = {"files": few_files, "threads": few_threads, "memory": little_memory}
 
 
-def outcomes(kind: str, names: Iterable[str], amounts: Iterable[int]) -> Iterator[list[Any]]:
-    """What came of each call with each amount: `[call, amount, class, text]`."""
-    for name in names:
-        for amount in amounts:
-            root = tempfile.mkdtemp(prefix="scarce-")
-            try:
-                assert forked(lambda root=root: prepare(root)) == ["done", ""]
+def outcomes(kind: str, names: Iterable[str], amounts: Sequence[int]) -> Iterator[list[Any]]:
+    """What came of each call with each amount: `[call, amount, class, text]`.
+
+    A child that saves or loads imports all anew, so one prepares for all, and one checks for each
+    call.
+    """
+    with tempfile.TemporaryDirectory(prefix="scarce-") as folder:
+        assert forked(lambda: prepare(f"{folder}/prepared")) == ["done", ""]
+        for name in names:
+            roots = [f"{folder}/{name}-{amount}" for amount in amounts]
+            for amount, root in zip(amounts, roots, strict=True):
+                shutil.copytree(f"{folder}/prepared", root)
                 outcome = forked(lambda name=name, root=root: CALLS[name](root), kind, amount)
-                after = forked(lambda root=root: check(root))
-            finally:
+                yield [name, amount, *outcome]
+            afterwards = begun(lambda roots=roots: [made(partial(check, root)) for root in roots])()
+            if afterwards != [["done", ""]] * len(roots):
+                yield [name, list(amounts), "afterwards", str(afterwards)]
+            for root in roots:
                 shutil.rmtree(root)
-            yield [name, amount, *outcome]
-            if after != ["done", ""]:
-                yield [name, amount, "afterwards", str(after)]
 
 
 def prepare(root: str) -> None:
@@ -212,7 +218,7 @@ def begun(
     return wait
 
 
-def made(call: Callable[[], object], kind: str, amount: int) -> list[str]:
+def made(call: Callable[[], object], kind: str = "", amount: int = 0) -> list[str]:
     try:
         if kind:
             KINDS[kind](amount)
