@@ -139,6 +139,12 @@ def test_assign_leaves_untouched_what_does_not_change():
     assert assign((1, 2), {"0": 1, "1": 3}) == (1, 3)
 
 
+def test_keys_come_in_their_order_and_those_of_empty_containers_last() -> None:
+    flat = flatten({"z": 1, "none": {}, "b": {"y": [], "x": 2}, "a": 3})
+    loaded: Any = unflatten(flat.leaves, flat.containers)
+    assert (list(loaded), list(loaded["b"])) == (["z", "b", "a", "none"], ["x", "y"])
+
+
 def test_ordered_dicts_stay_ordered():
     tree = OrderedDict(b=1, a=2)
     new = rebuild(tree, lambda name, leaf: leaf)

@@ -103,9 +103,10 @@ def load(
             NumPy array, or any Python value. Only shape, dtype, device and sharding are read. An
             object with a ``state_dict`` is not changed: the loaded state dict comes back in its
             place, for its ``load_state_dict``. None loads everything in the saved containers, as
-            NumPy arrays or what ``framework`` says. A jax.ShapeDtypeStruct without a sharding goes
-            whole to JAX's default device, with a warning over 1 GiB in all. A sharding takes the
-            stored shape and dtype; a PartitionSpec is laid over the mesh of ``jax.set_mesh``.
+            NumPy arrays or what ``framework`` says; a dict has its keys in the saved order, those
+            of empty containers last. A jax.ShapeDtypeStruct without a sharding goes whole to JAX's
+            default device, with a warning over 1 GiB in all. A sharding takes the stored shape and
+            dtype; a PartitionSpec is laid over the mesh of ``jax.set_mesh``.
             Functions come back untouched, as do other settings among the leaves of a class that is
             registered with JAX (an Equinox module). An ``nnx.Variable`` and its value are one.
             A Python number and a 0-d array are one leaf: a saved int fills an int32 or float32
