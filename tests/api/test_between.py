@@ -1,7 +1,7 @@
 """A law of calls that race: another call comes between any two operations of a call on files.
 
 A call is paused before each of its operations, in a process of its own, while another call runs
-here from its beginning to its end. Each of them succeeds or says by an error of ours what happened,
+here from its beginning to its end. Each of them succeeds or says by its error what happened,
 and the path always has one state, whole: the one that was committed last.
 """
 

@@ -1,6 +1,6 @@
 """Buckets whose answers are odd: wrong lengths, ranges, statuses, redirects, dates, listings.
 
-Whatever a bucket answers, a call succeeds with the right numbers, or is an error of ours in time.
+Whatever a bucket answers, a call succeeds with the right numbers, or is an error of xckpt in time.
 What was committed before is still whole when the bucket is itself again, and the next save works.
 """
 

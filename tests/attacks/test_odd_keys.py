@@ -1,7 +1,7 @@
 """Buckets that hold odd objects: markers of folders, a key that is the path itself, other versions.
 
 A checkpoint beside them is saved, loaded, replaced and deleted as elsewhere, or the call is an
-error of ours; what is not the checkpoint's stays.
+error of xckpt; what is not the checkpoint's stays.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_a_run_is_listed_by_number_alone(tmp_path: Path) -> None:
 
 
 def test_a_step_of_orbax_is_one_of_a_run(tmp_path: Path) -> None:
-    """Alone it is what the folder holds; beside steps of ours, the folder is a run."""
+    """Alone it is what the folder holds; beside steps of xckpt, the folder is a run."""
     import orbax.checkpoint as ocp
 
     with warnings.catch_warnings(), ocp.CheckpointManager(tmp_path / "run") as theirs:

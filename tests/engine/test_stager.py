@@ -276,7 +276,7 @@ def test_cached_memory_waits_for_the_save_that_uses_it() -> None:
 def test_saves_of_two_threads_share_a_stager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the second one overwrites the memory of which the first has not yet told its save."""
+    """Else the second one overwrites the memory that the first has not yet handed to its save."""
     lend, gate = BlockingAsyncStager.lend, threading.Barrier(2)
 
     def slowly(stager: BlockingAsyncStager, until: Future[Any]) -> None:

@@ -111,7 +111,7 @@ def test_any_damage(originals: Path, tmp_path_factory: pytest.TempPathFactory, k
             with contextlib.suppress(xckpt.XckptError):
                 detect(place)
             with contextlib.suppress(xckpt.XckptError), warnings.catch_warnings():
-                # What cannot be told from another library's own items does not come along.
+                # What looks like another library's own items does not come along.
                 warnings.simplefilter("ignore", UserWarning)
                 read_all(place, kind.split()[0])
 

@@ -90,7 +90,7 @@ IMPORT_SECONDS = 0.3
 AS_NUMPY = 3
 """On a slow machine: so many times what NumPy's part of it takes there."""
 IMPORTED_OWN = 100
-"""Modules of ours that `import xckpt` may bring in. Seconds are judged in the thorough tier, for
+"""Modules of xckpt that `import xckpt` may bring in. Seconds are judged in the thorough tier, for
 they are not the same on two machines."""
 
 

@@ -31,7 +31,7 @@ def two_ranks() -> Iterator[Ranks]:
 
 
 def torchrun(rank: int) -> None:
-    """Set what torchrun would have told this one of two ranks."""
+    """Set what torchrun would set for this one of two ranks."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "1"}
     # The compiler's pool of processes would outlive the rank, and keep its pipe open.

@@ -108,9 +108,9 @@ class Altered:
     """Whether it has all of the object where a range was asked for."""
     status: int = 0
     content: Callable[[bytes], bytes] | None = None
-    """Makes its content of the true one; its length is told as it is."""
+    """Makes its content of the true one; its length is said as it is."""
     length: int | None = None
-    """Another length that is told; the connection is closed after it."""
+    """Another length that is said; the connection is closed after it."""
 
 
 Fault: TypeAlias = "Answer | Silence | Reset | Trickle | Altered | None"

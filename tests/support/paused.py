@@ -50,7 +50,7 @@ class Outcome(msgspec.Struct):
     how: str
     what: str = ""
     ours: bool = True
-    """Whether the error is one of ours."""
+    """Whether the error is one of xckpt."""
 
 
 def call(name: str, path: str | Path, place: str = "exchange") -> Outcome:

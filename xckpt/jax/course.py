@@ -1,7 +1,7 @@
 """The numbers of the saves and loads of this process: equal calls of all processes have equal ones.
 
 1. Each call takes the next number, so processes that make different calls meet in one number, and
-   are told which call each makes.
+   learn there which call each makes.
 2. A process that has not made a call that others made is behind them. They give that number up, and
    go on: a process that finds its next number given up takes the number in which others are by
    then. It looks for them a moment only, for it may be the one that came late to the same call.

@@ -158,7 +158,7 @@ expired, or there are none: get new ones (`aws sso login`, `gcloud auth applicat
 
 
 def said_of(where: str, error: Exception) -> XckptError:
-    """An error of any kind as one of ours, for a text that goes on."""
+    """An error of any kind as one of xckpt, for a text that goes on."""
     if isinstance(error, XckptError):
         return error
     known = isinstance(error, (OSError, ValueError, RuntimeError))

@@ -36,7 +36,7 @@ def steps_at(path: str) -> list[StepRecord]:
 
 
 def is_run(format: str, steps: Callable[[], Sequence[StepRecord]]) -> bool:
-    """Whether a folder that opens as another library's checkpoint is a run with steps of ours.
+    """Whether a folder that opens as another library's checkpoint is a run with steps of xckpt.
 
     A folder with one step of Orbax opens as that step.
 

@@ -1,7 +1,7 @@
 """A law of calls that race: another call comes between any two requests of a call to a bucket.
 
 The other call runs from its beginning to its end while a request of the first one is on its way.
-Each succeeds or says by an error of ours what happened, and the bucket always has one state, whole:
+Each succeeds or says by its error what happened, and the bucket always has one state, whole:
 the one that was committed last. A collection leaves no other key, and the next save works.
 """
 

@@ -90,7 +90,7 @@ class KeyStaging:
     noting: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
     """The write of a copy of the old manifest; see `_note_replaced`."""
     trial: ListingTrial | None = None
-    """Is being removed."""
+    """What showed whether the bucket lists, while it is being removed."""
 
     def prepare(self) -> None:
         """Ask for what `publish` needs to know, while data is being written."""
