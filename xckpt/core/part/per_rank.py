@@ -51,7 +51,8 @@ class PerRank(Generic[Value]):
     Rank 3 saves it under ``NAME/rank3`` and loads it from there: give a `PerRank` in ``like`` too.
     A load on another number of ranks raises `TreeMismatchError`, unless ``missing=`` and
     ``unexpected=`` say otherwise. `PerRank.all` in its place in ``like`` gives every rank a dict
-    with all ranks' values, and so does a load without ``like``.
+    with all ranks' values, and so does a load without ``like``. Its arrays are NumPy's, unless a
+    load without ``like`` names a ``framework=``.
 
     Example:
         >>> import xckpt
