@@ -17,6 +17,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import GridOptions, cells, choose_grid
+from xckpt.errors import MappingError
 from xckpt.mapping.operations import (
     Deinterleave,
     GroupedDeinterleave,
@@ -31,6 +32,14 @@ from xckpt.mapping.operations import (
 from xckpt.mapping.resolve import ResolvedMapping
 
 Shape = tuple[int, ...]
+
+
+@pytest.mark.parametrize("pad", [10**12, 10**15, 10**18])
+def test_a_pad_of_an_absurd_size_is_refused_at_once(pad: int) -> None:
+    rule = Rule.from_document({"source": "w", "target": "v", "operations": [{"pad": pad}]})
+    resolved = Mapping((rule,)).resolve({"w": TensorSpec((3, 4), "float32")})
+    with pytest.raises(MappingError, match=r"of 'v': check the sizes in the rule that makes it"):
+        plan_units(resolved, lambda _: (3, 4), 1 << 20)
 
 
 @given(cases(), st.integers(1, 4096), st.data())

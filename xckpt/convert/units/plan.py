@@ -18,10 +18,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, gcd, lcm
+from math import ceil, gcd, lcm, prod
 
 from xckpt.convert.units.unit import Chunks, Costs, TargetPart, WorkUnit
+from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.text.shown import readable_bytes
+from xckpt.errors import MappingError
 from xckpt.mapping.resolve import ResolvedMapping
 
 WASTEFUL = 1.2
@@ -29,6 +32,9 @@ WASTEFUL = 1.2
 
 ALIKE = (2, 1, 0.5, 0.25)
 """Numbers of slabs tried then, in units of the usual size: down to four times as large."""
+
+MANY_UNITS = 1_000_000
+"""More are not planned."""
 
 SAMPLES = 3
 """Slabs that are looked at to judge an axis."""
@@ -50,7 +56,11 @@ def plan_units(
         source_chunks: what is read together, by source tensor.
         unit_bytes: bytes of target elements in a unit; more only where it cannot be cut so finely.
         target_chunks: what must be written together, by target tensor; None for any box.
+
+    Raises:
+        MappingError: these are more than a million units, as a pad of a wrong size makes them.
     """
+    _check_size(resolved, unit_bytes)
     costs = Costs(resolved, source_chunks, target_chunks)
     units: list[WorkUnit] = []
     small: list[TargetPart] = []
@@ -67,6 +77,18 @@ def plan_units(
         units += best
     units += _packed(costs, small, unit_bytes)
     return [replace(unit, number=number) for number, unit in enumerate(units)]
+
+
+def _check_size(resolved: ResolvedMapping, unit_bytes: int) -> None:
+    sizes = {n: prod(spec.shape) * item_size(spec.dtype) for n, spec in resolved.targets.items()}
+    if (total := sum(sizes.values())) <= MANY_UNITS * unit_bytes:
+        return
+    most = max(sizes, key=sizes.__getitem__)
+    raise MappingError(
+        f"the conversion makes {readable_bytes(total)}, of them {readable_bytes(sizes[most])} of "
+        f"{most!r}: check the sizes in the rule that makes it; if they are right, raise "
+        f"memory_bytes= of the options"
+    )
 
 
 def _counts(total: int, unit_bytes: int) -> list[int]:
