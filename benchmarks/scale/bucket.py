@@ -1,9 +1,14 @@
-"""Requests of each call to a bucket that is 30 ms away: their kinds, and the longest chain of them.
+"""Requests of each call to a bucket that is 30 ms away: their kinds, and how often it waits.
 
-A chain is requests of which each was begun after the one before had been answered. Raw TensorStore
-stands beside, with an array for each leaf.
+Raw TensorStore stands beside, with an array for each leaf. Each state is saved to servers in
+processes of their own (`tests.support.counted_bucket`):
 
-Each state is saved to a server in a process of its own (`tests.support.counted_bucket`).
+1. One answers after 30 ms: seconds, requests, and the longest *chain*, of which each was begun
+   after the one before had been answered. What is sent late, because others take the line or the
+   processor, makes a chain longer, too.
+2. One answers in *rounds*, which leave out what only takes time: how often an answer is waited for
+   before the next is asked. They are counted as the call is configured by default, and without
+   limits of memory and concurrency: then they are what truly depends on each other.
 """
 
 from __future__ import annotations
@@ -12,7 +17,8 @@ import gc
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +27,12 @@ from numpy.typing import NDArray
 
 import xckpt
 from tests.support.counted_bucket import (
+    SeenRequest,
     counted_apart,
     environment_of,
     kinds,
     longest_chain,
+    rounds,
     seen_at,
 )
 
@@ -36,7 +44,14 @@ STATES = {
     "large": (100, 4 << 20),
 }
 """Name -> how many leaves, and bytes of each."""
-SMALL = 1 << 18
+QUIET = 0.25
+"""Seconds without a request that end a round."""
+TRIES = 2
+"""A busy machine may send a request so late that it begins a round: the fewest count."""
+MEMORY_BYTES, CONCURRENCY = 1 << 34, 4096
+"""What takes the place of limits."""
+RAW_LEAVES = 300
+"""Of more leaves raw TensorStore's rounds take minutes: they are not counted."""
 
 State = Mapping[str, NDArray[np.float32]]
 
@@ -51,6 +66,9 @@ class Call:
     requests: int
     chain: int
     kinds: dict[str, int]
+    rounds: int = 0
+    """0 where they were not counted."""
+    rounds_without_limits: int = 0
 
 
 def measure(name: str, delay: float = DELAY, *, raw: bool = True) -> list[dict[str, Any]]:
@@ -58,44 +76,83 @@ def measure(name: str, delay: float = DELAY, *, raw: bool = True) -> list[dict[s
     count, size = STATES[name]
     rng = np.random.default_rng(0)
     state = {f"block.{n:04}": rng.random(size // 4, np.float32) for n in range(count)}
+    found: list[Call] = []
+
+    def add(call: str, seconds: float, seen: list[SeenRequest]) -> None:
+        chain = longest_chain(seen)
+        found.append(Call(name, call, seconds, len(seen), len(chain), kinds(seen)))
+
     with counted_apart(delay) as port:
         os.environ |= environment_of(port)
-        found: list[Call] = []
-
-        def timed(call: str, act: Callable[[], object]) -> None:
-            seen_at(port)
-            gc.collect()
-            began = time.perf_counter()
-            kept = act()
-            seconds = time.perf_counter() - began
-            seen = [request for request in seen_at(port) if request.method != "HEAD"]
-            chain = longest_chain(seen)
-            found.append(Call(name, call, seconds, len(seen), len(chain), kinds(seen)))
-            del kept
-
-        _measure_calls(timed, state)
+        _measure_calls(partial(_timed, port, add), state)
         if raw:
-            _measure_raw(timed, state)
-    return [asdict(call) for call in found]
+            _measure_raw(partial(_timed, port, add), state)
+    with_raw = raw and count <= RAW_LEAVES
+    default, free = (_rounds(state, free=free, raw=with_raw) for free in (False, True))
+    counts = [(default.get(each.call, 0), free.get(each.call, 0)) for each in found]
+    return [
+        asdict(replace(each, rounds=some, rounds_without_limits=least))
+        for each, (some, least) in zip(found, counts, strict=True)
+    ]
 
 
-def _measure_calls(timed: Callable[[str, Callable[[], object]], None], state: State) -> None:
-    url, options = "s3://bucket/run/1", xckpt.SaveOptions(pack_bytes=SMALL)
+def _timed(
+    port: int,
+    add: Callable[[str, float, list[SeenRequest]], None],
+    call: str,
+    act: Callable[[], object],
+) -> None:
+    """Make a call, and hand on its seconds and requests."""
+    seen_at(port)
+    gc.collect()
+    began = time.perf_counter()
+    kept = act()
+    seconds = time.perf_counter() - began
+    add(call, seconds, [request for request in seen_at(port) if request.method != "HEAD"])
+    del kept
+
+
+def _rounds(state: State, *, free: bool, raw: bool) -> dict[str, int]:
+    """The rounds of each call, by default or ``free`` of limits."""
+    fewest: dict[str, int] = {}
+
+    def add(call: str, seconds: float, seen: list[SeenRequest]) -> None:
+        fewest[call] = min(fewest.get(call, len(seen)), rounds(seen))
+
+    for _ in range(TRIES):
+        with counted_apart(0, quiet=QUIET) as port:
+            os.environ |= environment_of(port)
+            _measure_calls(partial(_timed, port, add), state, free=free)
+            if raw:
+                _measure_raw(partial(_timed, port, add), state, free=free)
+    return fewest
+
+
+def _measure_calls(
+    timed: Callable[[str, Callable[[], object]], None], state: State, *, free: bool = False
+) -> None:
+    url, options = "s3://bucket/run/1", xckpt.SaveOptions()
+    reading = xckpt.LoadOptions()
+    if free:
+        options = replace(options, memory_bytes=MEMORY_BYTES, concurrency=CONCURRENCY)
+        reading = xckpt.LoadOptions(memory_bytes=MEMORY_BYTES, concurrency=CONCURRENCY)
     target = {name: np.full_like(array, 1) for name, array in state.items()}
     first = next(iter(state))
     xckpt.save("s3://bucket/warm", {"w": np.zeros(3)})
     timed("save", lambda: xckpt.save(url, state, options=options))
-    timed("load", lambda: xckpt.load_into(url, target))
-    timed("open", lambda: xckpt.open(url))
-    timed("one leaf", lambda: xckpt.open(url).array(first)[:])
-    timed("verify", lambda: xckpt.open(url).verify())
+    timed("load", lambda: xckpt.load_into(url, target, options=reading))
+    timed("open", lambda: xckpt.open(url, options=reading))
+    timed("one leaf", lambda: xckpt.open(url, options=reading).array(first)[:])
+    timed("verify", lambda: xckpt.open(url, options=reading).verify())
     timed("overwrite", lambda: xckpt.save(url, state, options=options, overwrite=True))
-    timed("load again", lambda: xckpt.load_into(url, target))
+    timed("load again", lambda: xckpt.load_into(url, target, options=reading))
     timed("delete", lambda: xckpt.delete(url))
     assert all(np.array_equal(target[name], array) for name, array in state.items())
 
 
-def _measure_raw(timed: Callable[[str, Callable[[], object]], None], state: State) -> None:
+def _measure_raw(
+    timed: Callable[[str, Callable[[], object]], None], state: State, *, free: bool = False
+) -> None:
     """An array for each leaf, written and read at once."""
     target = {name: np.full_like(array, 1) for name, array in state.items()}
     spec = {
@@ -105,7 +162,10 @@ def _measure_raw(timed: Callable[[str, Callable[[], object]], None], state: Stat
         "aws_region": os.environ["AWS_REGION"],
         "aws_credentials": {"type": "environment"},
     }
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+    resources: dict[str, object] = {"cache_pool": {"total_bytes_limit": 0}}
+    if free:
+        resources["s3_request_concurrency"] = {"limit": CONCURRENCY}
+    context = ts.Context(resources)
 
     def place(name: str) -> dict[str, object]:
         return {"driver": "zarr3", "kvstore": spec | {"path": f"raw/{name}/"}}

@@ -107,15 +107,28 @@ def _fewer(figure: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def _requests(results: Mapping[str, Any]) -> Iterator[str]:
-    calls = {each["call"]: each for each in results["bucket"] if each["state"] == "small"}
-    if not calls:
-        return
-    ours, raw = (
-        ", ".join(f"{calls[before + call]['requests']:,}" for call in ("save", "load"))
-        for before in ("", "raw ")
-    )
-    what = "save, load 3,000 leaves of 2 KiB in a bucket: requests"
-    yield _row(what, ours, f"raw TensorStore {raw}")
+    for state, what in (("small", "3,000 leaves of 2 KiB"), ("large", "100 x 4 MiB")):
+        calls = {each["call"]: each for each in results["bucket"] if each["state"] == state}
+        if not calls:
+            continue
+        ours, raw = (
+            ", ".join(f"{calls[before + call]['requests']:,}" for call in ("save", "load"))
+            for before in ("", "raw ")
+        )
+        yield _row(f"save, load {what} in a bucket: requests", ours, f"raw TensorStore {raw}")
+        raw = _rounds(calls, "raw save", "raw load")
+        beside = f"raw TensorStore {raw}" if raw else ""
+        yield _row("its round trips, one after the other", _rounds(calls, "save", "load"), beside)
+
+
+def _rounds(calls: Mapping[str, Any], *names: str) -> str:
+    """How often some calls wait, and how often they would without limits, if that is less."""
+    by_limits = [
+        ", ".join(f"{calls[name][key]:,}" for name in names if calls[name][key])
+        for key in ("rounds", "rounds_without_limits")
+    ]
+    default, free = by_limits
+    return default if free in ("", default) else f"{default} (without limits {free})"
 
 
 def _line(results: Mapping[str, Any]) -> Iterator[str]:

@@ -61,7 +61,7 @@ def bucket(calls: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="Requests to a bucket that answers after 30 ms; each raw leaf is an array")
     for name in ("state", "call"):
         table.add_column(name)
-    for name in ("wall s", "requests", "one after the other"):
+    for name in ("wall s", "requests", "one after the other", "rounds", "without limits"):
         table.add_column(name, justify="right")
     table.add_column("of each kind")
     before = ""
@@ -73,6 +73,8 @@ def bucket(calls: Sequence[dict[str, Any]]) -> Table:
         before = call["state"]
         kinds = ", ".join(f"{count} {kind}" for kind, count in call["kinds"].items())
         numbers = f"{call['seconds']:.2f}", f"{call['requests']:,}", f"{call['chain']:,}"
+        waits = call["rounds"], call["rounds_without_limits"]
+        numbers += tuple(f"{count:,}" if count else "" for count in waits)
         table.add_row(what, call["call"], *numbers, kinds)
     return table
 

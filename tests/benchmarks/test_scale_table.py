@@ -55,7 +55,9 @@ RESULTS: dict[str, Any] = {
         for name, count in (("xckpt, torch", 9), ("DCP, 1 thread", 9), ("Orbax", 3))
     ],
     "bucket": [
-        {"state": "small", "call": call, "requests": 9000, "chain": 4, "seconds": 1, "kinds": {}}
+        {"state": state, "call": call, "requests": 9000, "chain": 4, "seconds": 1, "kinds": {}}
+        | {"rounds": rounds, "rounds_without_limits": rounds and 3}
+        for state, rounds in (("small", 3), ("large", 5))
         for call in ("save", "load", "raw save", "raw load")
     ],
     "line": TURNS,
@@ -97,6 +99,8 @@ def test_all_rows() -> None:
     assert "a load by 10 ranks x 1,000 tensors: the coordinator, s | 0.50 |  |\n" in said
     assert "9 leaves of 1 to 4 KiB, s | 1.3, 2.0 | DCP 1.3, 2.0; Orbax 1.3, 2.0 (3 leaves)" in said
     assert "requests | 9,000, 9,000 | raw TensorStore 9,000, 9,000 |\n" in said
+    assert "one after the other | 3, 3 | raw TensorStore 3, 3 |\n" in said
+    assert "| 5, 5 (without limits 3, 3) | raw TensorStore 5, 5 (without limits 3, 3) |" in said
     assert "wall s | 2.00, 1.00 | raw TensorStore 3.00, 2.00 |\n" in said
     assert "| 1.00 | the best of 2 readers of safetensors, a reader: 2.00 |\n" in said
     assert "over the state's | 1.00 | each alone 16.00 |\n" in said

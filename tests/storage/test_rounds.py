@@ -117,12 +117,14 @@ def test_a_load_asks_for_the_region_of_a_bucket_once(
         assert [request.method for request in bucket.taken()].count("HEAD") == 1
 
 
+@pytest.mark.parametrize("count", [1, 12])
 def test_data_that_takes_its_time_makes_no_look_at_the_claim_wait(
-    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+    bucket: CountedBucket, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look that is too old at the commit is made anew: so it is made meanwhile."""
     monkeypatch.setattr(conditional, "SECONDS", 0.3)
-    state = {f"w{n}": np.full(1 << 14, n, np.int32) for n in range(12)}
+    monkeypatch.setattr(conditional, "AGAIN", 0.1)
+    state = {f"w{n}": np.full(180_000 // count, n, np.int32) for n in range(count)}
     bucket.rate, seen, late = 1e6, list[SeenRequest](), list[str]()
     for number in range(4):
         bucket.taken()
@@ -134,3 +136,13 @@ def test_data_that_takes_its_time_makes_no_look_at_the_claim_wait(
             break
     assert late == ["PUT-if xckpt.json"]
     assert kinds(seen)["GET xckpt.saving"] > 1
+
+
+def test_the_claim_of_a_base_is_looked_at_beside_its_digests(bucket: CountedBucket) -> None:
+    state = {"w": np.arange(1 << 16, dtype=np.int32)}
+    urls = (f"s3://bucket/run/{number}" for number in range(2, 9))
+    xckpt.save(URL, state)
+    # Its manifest, its side files; look, claim; the rank's digests, a copy; identities, side files;
+    # the manifest.
+    seen = asked(bucket, lambda: xckpt.save(next(urls), state, base=URL), 9)
+    assert rounds(seen) <= 9 and kinds(seen)["COPY chunk"] == 1

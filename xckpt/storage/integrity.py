@@ -61,6 +61,14 @@ def _present(home: Location, length: int) -> bytes | None:
         return stored_content(home, MANIFEST, length)
 
 
+def ask_whole(*files: Digests) -> None:
+    """Begin to read files of a bucket that are read as a whole."""
+    first, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    for each in files:
+        if each.root.bucket and each.few and each.total:
+            each.prepare_ranges(first, one)
+
+
 @dataclass(slots=True)
 class Integrity:
     """The digests and documents of one checkpoint, fetched as they are needed."""
@@ -140,10 +148,7 @@ class Integrity:
 
     def ask_side_files(self) -> None:
         """Begin to read what a bucket has of digests and places, if it is read as a whole."""
-        first, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-        for each in (self.digests, self.places) if self.root.bucket else ():
-            if each.few and each.total:
-                each.prepare_ranges(first, one)
+        ask_whole(self.digests, self.places)
 
     def side_file_problem(self) -> str:
         """What is wrong with the files of digests and of places; empty if nothing.

@@ -44,7 +44,7 @@ from xckpt.storage.chunks.plain_files import write_file
 from xckpt.storage.chunks.units import merged_digests, merged_values, orders_for
 from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
 from xckpt.storage.commit.explain import check_seen, explained, is_there
-from xckpt.storage.commit.keys import KeyStaging, look_again
+from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
@@ -230,13 +230,13 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._write_documents(self._documents.add(long_values))
         self._write_documents([("zarr.json", self._documents.root()), *side_files])
         with _explaining(self.target, self._staging.location):
-            if isinstance(self._staging, KeyStaging):
-                self._staging.prepare()
+            keys = self._staging if isinstance(self._staging, KeyStaging) else None
+            with keys.prepare() if keys else contextlib.nullcontext():
                 if self._begun is not None:
-                    self._begun.wait(partial(look_again, self._staging))
-            with storage_errors(self.target):
-                for write in self._written:
-                    answer(write, self.target)
+                    self._begun.wait()
+                with storage_errors(self.target):
+                    for write in self._written:
+                        answer(write, self.target)
             self._committed = data, manifest
             self._staging.publish(data)
         self._staging = self._begun = None

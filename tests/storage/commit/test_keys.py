@@ -104,7 +104,7 @@ def test_a_save_whose_keys_were_collected_is_not_committed(
     url = f"{scheme}://bucket/collected-{again}"
     prepare, options = KeyStaging.prepare, xckpt.SaveOptions(pack_bytes=0)
 
-    def collected(self: KeyStaging) -> None:
+    def collected(self: KeyStaging) -> object:
         monkeypatch.setattr(KeyStaging, "prepare", prepare)
         assert self.trial is not None
         self.trial.wait()  # what it tried the bucket with is gone, too
@@ -114,7 +114,7 @@ def test_a_save_whose_keys_were_collected_is_not_committed(
         assert left.removed and "w/c/0" not in listed(url)
         if again:
             xckpt.save(url, {"v": np.ones(3)}, overwrite=True)
-        prepare(self)
+        return prepare(self)
 
     monkeypatch.setattr(KeyStaging, "prepare", collected)
     why = "another save committed" if again else "taken for a dead one.*overwrite=True"
@@ -146,9 +146,9 @@ def test_what_is_committed_while_it_is_looked_for_stays(
     url, found = "s3://bucket/committed-late", list[Leftover]()
     prepare = KeyStaging.prepare
 
-    def looked_for(self: KeyStaging) -> None:
+    def looked_for(self: KeyStaging) -> object:
         found.extend(find_in_keys(self.target))
-        prepare(self)
+        return prepare(self)
 
     monkeypatch.setattr(KeyStaging, "prepare", looked_for)
     xckpt.save(url, {"w": np.arange(4)})

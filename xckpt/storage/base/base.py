@@ -46,6 +46,7 @@ from xckpt.storage.base.identity import file_identity, object_identity
 from xckpt.storage.buckets.server_side import ServerSide
 from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.orders import BaseOrders, WriteOrders, Written
+from xckpt.storage.integrity import ask_whole
 from xckpt.storage.location import Location
 from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest
@@ -219,18 +220,20 @@ class Base:
         data = read_manifest(self.location)
         with naming(self.location):
             manifest = parse(data, digest_bytes)
+        stored = list(arrays(manifest))
+        root = self.location.within(manifest.root)
+        count = sum(array.count for array in stored)
+        digests, places = Digests(root, count, manifest.digests), places_of(root, manifest)
+        ask_whole(digests, places)
         if self.location.folder is None:
             seen = object_identity(self.location, manifest.root, data)
         elif _identity(folder) != seen:
             return f"{self.location} was replaced or deleted meanwhile"
         if manifest.codecs != self._codecs:
             return f"{self.location} has other codecs"
-        stored = list(arrays(manifest))
-        root = self.location.within(manifest.root)
-        count = sum(array.count for array in stored)
-        problem = Digests(root, count, manifest.digests).problem()
+        problem = digests.problem()
         if manifest.packs and not problem:
-            problem = places_of(root, manifest).problem()
+            problem = places.problem()
         if problem:
             return f"{self.location}: {problem}"
         self._pack_bytes = manifest.pack_bytes

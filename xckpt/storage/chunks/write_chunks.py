@@ -12,7 +12,8 @@
    (`Pool.alone`).
 4. A small unit that is all of its chunk is written as an object under the chunk's key: opening an
    array for each would cost more than everything else.
-5. With the first chunk of an array goes its zarr.json. The digests are reported.
+5. With the first chunk of an array goes its zarr.json.
+6. The digests are reported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import contextlib
 import threading
 from array import array as array_of
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -258,10 +259,9 @@ class ChunkWrites:
         """The report of what is written once `wait` has returned."""
         return self._report.written(self._packs.flush() if self._packs else [])
 
-    def wait(self, before_each: Callable[[], object] = lambda: None) -> None:
-        """Wait for every small write; ``before_each`` is called before the wait for it."""
+    def wait(self) -> None:
+        """Wait for every small write."""
         while self._begun:
-            before_each()
             self._wait(self._begun.popleft())
         if self._packs is not None:
             self._packs.wait()

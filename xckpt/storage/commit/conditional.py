@@ -16,6 +16,7 @@ import fcntl
 import math
 import os
 import posixpath
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ _Written: TypeAlias = "ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 SECONDS: Final = 2.0
 """Age from which on an answer says too little about a claim."""
+AGAIN: Final = 1.0
+"""Seconds after which a save that waits for its data looks again."""
 ON_THE_WAY: Final = 2.0
 """Seconds that requests are waited for whose callers have lost their claim since they looked."""
 AT_ONCE: Final = 1000
@@ -90,10 +93,28 @@ class KeyClaim:
         """Begin to look who has it."""
         self._asked, self._since = store.read(self.key), time.monotonic()
 
-    def ask_again(self, store: ts.KvStore) -> None:
-        """`ask`, if the last look would soon be too old: so that nothing waits for one later."""
-        if time.monotonic() - self._since > SECONDS / 2:
-            self.ask(store)
+    def asked(self, store: ts.KvStore) -> contextlib.AbstractContextManager[None]:
+        """`ask`; and again and again while a block runs, so that the last look is young then."""
+        self.ask(store)
+        return self._asked_again(store)
+
+    @contextlib.contextmanager
+    def _asked_again(self, store: ts.KvStore) -> Iterator[None]:
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(AGAIN):
+                self.ask(store)
+
+        thread = threading.Thread(target=look, name="xckpt_claim", daemon=True)
+        try:
+            with contextlib.suppress(RuntimeError):  # no more threads: it is looked at afterwards
+                thread.start()
+            yield
+        finally:
+            ended.set()
+            if thread.ident is not None:
+                thread.join()
 
     @property
     def is_taken(self) -> bool:

@@ -92,15 +92,15 @@ class KeyStaging:
     trial: ListingTrial | None = None
     """What showed whether the bucket lists, while it is being removed."""
 
-    def prepare(self) -> None:
-        """Ask for what `publish` needs to know, while data is being written."""
+    def prepare(self) -> contextlib.AbstractContextManager[None]:
+        """Ask for what `publish` needs to know; what is returned keeps that young meanwhile."""
         with storage_errors(self.target):
             store = open_store(self.target)
-            if self.claim is not None and self.target.folder is None:
-                self.claim.ask(store)
             if self.target.bucket and self.step is Step.GENERATION:
                 self.listing = store.list()
                 self._note(store)
+            claim = self.claim if self.target.folder is None else None
+            return claim.asked(store) if claim is not None else contextlib.nullcontext()
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -261,12 +261,6 @@ class KeyStaging:
             sizes = {key: (written or {}).get(key, 0) for key in left}
             note_left(self.target, sizes, next(iter(left.values())), failed=not self.committed)
         return bool(left)
-
-
-def look_again(staging: KeyStaging) -> None:
-    """Begin to look at the claim again if the last look ages, so that `publish` need not."""
-    if staging.claim is not None and staging.target.folder is None:
-        staging.claim.ask_again(open_store(staging.target))
 
 
 def _written(staging: KeyStaging) -> dict[str, int]:
