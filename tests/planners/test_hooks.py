@@ -104,6 +104,43 @@ def test_a_hook_of_a_load_that_returns_no_plan_is_named(tmp_path: Path, size, ho
     refused_on_all(size, load, hook, text)
 
 
+MISBUILT = {
+    "name": lambda item: replace(item, index=replace(item.index, fqn=3)),
+    "index": lambda item: replace(item, index="w"),
+    "type": lambda item: replace(item, type="SHARD"),
+    "data": lambda item: replace(item, tensor_data=(4, 3)),
+    **{
+        f"{field} {wrong!r}": lambda item, field=field, wrong=wrong: replace(
+            item, tensor_data=replace(item.tensor_data, **{field: wrong})
+        )
+        for field, wrong in [
+            ("chunk", None),
+            ("properties", "float32"),
+            ("size", "ab"),
+            ("size", 4),
+            ("size", (4.0, 3)),
+            ("sharding", "x"),
+            ("annotation", 3),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("misbuild", MISBUILT.values(), ids=MISBUILT)
+def test_an_item_of_other_types_is_shown(tmp_path: Path, size, misbuild):
+    def result(plan: Any) -> Any:
+        first, *others = sorted(plan.items, key=lambda item: item.index.fqn != "w")
+        return replace(plan, items=[misbuild(first), *others])
+
+    def save(group: Any) -> None:
+        planner = hooked(DefaultSavePlanner, "create_local_plan", result)
+        xckpt.save(tmp_path / "ckpt", STATE, group=group, planner=planner)
+
+    refused_on_all(size, save, "create_local_plan", "an item of other types than WriteItem(")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("what", [None, "text", b"bytes", [1.0]])
 def test_data_that_are_no_tensor_are_refused(tmp_path: Path, what: object):
     class Wrong(DefaultSavePlanner):

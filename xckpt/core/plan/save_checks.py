@@ -20,8 +20,25 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import LeafRow, LeafTable, LoadPlan, SavePlan, WriteItem, WriteItems
+from xckpt.core.geometry.box import Box
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    Sharding,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from xckpt.core.plan.items import (
+    LeafRow,
+    LeafTable,
+    LoadPlan,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItems,
+    WriteItemType,
+)
 from xckpt.core.text.arguments import named
 from xckpt.errors import PlanError
 
@@ -37,7 +54,7 @@ def checked_plan(planner: object, hook: str, plan: Plan, kind: type[Plan]) -> Pl
     """The plan that a planner's hook has returned.
 
     Raises:
-        PlanError: it is not a plan, or its items are not a list.
+        PlanError: it is not a plan, its items are not a list, or one of them is of other types.
 
     Example:
         >>> checked_plan("a planner", "finish_plan", None, SavePlan)
@@ -51,12 +68,36 @@ super().finish_plan(...) does
         what = "None" if found is None else f"an object of type {type(found).__name__}"
     elif not isinstance(cast(object, found.items), Collection):
         what = f"{named(kind.__name__)} whose items are of type {type(found.items).__name__}"
+    elif (odd := _misbuilt(found)) is not None:
+        raise PlanError(
+            f"{type(planner).__name__}.{hook} returned an item of other types than "
+            f"WriteItem(MetadataIndex(name), type, TensorWriteData(chunk, properties, size)): {odd}"
+        )
     else:
         return plan
     raise PlanError(
         f"{type(planner).__name__}.{hook} returned {what}: it must return {named(kind.__name__)}, "
         f"such as super().{hook}(...) does"
     )
+
+
+def _misbuilt(plan: SavePlan | LoadPlan) -> str | None:
+    """The first item to be written that is not built of what its fields take, in words."""
+    if isinstance(plan, LoadPlan) or isinstance(plan.items, WriteItems):
+        return None
+    for item in cast(Collection[object], plan.items):
+        match item:
+            case WriteItem(MetadataIndex(str()), WriteItemType(), None):
+                continue
+            case WriteItem(
+                MetadataIndex(str()),
+                WriteItemType(),
+                TensorWriteData(Box(), TensorProperties(), [*size], None | Sharding(), str()),
+            ) if all(isinstance(extent, int | np.integer) for extent in cast(list[object], size)):
+                continue
+            case _:
+                return repr(item)[:500]
+    return None
 
 
 def checked_plans(
