@@ -90,8 +90,10 @@ class RangeReads(abc.ABC, Generic[Members]):
             asked = window.source.store.read(key, byte_range=slice(each.start, each.stop))
             finish = partial(self._read, asked, each.start, members, end)
             task = partial(window.pool.run, finish, size)
-            # The caller's own thread would wait for each before it asks for the next.
-            window.queue.append(task) if window.pool.single else task()
+            if window.pool.single:  # it would wait for each before it asks for the next
+                window.queue.append(task)
+            else:
+                task()
 
     def _read(
         self, asked: ts.Future[ts.KvStore.ReadResult], start: int, members: Members, end: bytes
