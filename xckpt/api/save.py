@@ -33,25 +33,28 @@ from xckpt.options import SaveOptions, check_flags, checked_options, is_watched,
 Path = str | os.PathLike[str]
 P = ParamSpec("P")
 T = TypeVar("T")
-_WHY: Final = "xckpt saves and loads outside of compiled code"
-NOT_COMPILED: Final = {"_torchdynamo_disable": True, "_torchdynamo_disable_msg": _WHY}
-"""As `torch.compiler.disable` marks a function; torch may be imported later."""
+NOT_COMPILED: Final = "xckpt saves and loads outside of compiled code"
 
 
 def names_limits(call: Callable[P, T]) -> Callable[P, T]:
     """Have a public call raise `naming_limit` in place of what Python says, and not be compiled."""
 
+    by_torch = dict[object, Callable[P, T]]()  # no functools.cache: torch's compiler looks into it
+
     @functools.wraps(call)
     def call_named(*arguments: P.args, **keywords: P.kwargs) -> T:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        if disable is not None and disable not in by_torch:
+            by_torch[disable] = disable(call)
         try:
-            return (call if disable is None else disable(call))(*arguments, **keywords)
+            return by_torch.get(disable, call)(*arguments, **keywords)
         except (OSError, RuntimeError, MemoryError) as error:
             if (named := naming_limit(error)) is error:
                 raise
             raise named from error
 
-    call_named.__dict__.update(NOT_COMPILED)
+    # As `torch.compiler.disable` marks a function; torch may be imported later.
+    call_named.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=NOT_COMPILED)
     return call_named
 
 
@@ -296,8 +299,7 @@ def _checked(
     """
     check_path(path, f"{call}(path, state)")
     if base is not None and not isinstance(cast(object, base), str | os.PathLike):
-        name = named(type(base).__name__)
-        raise TypeError(f"base= takes the path of a checkpoint, not {name}")
+        raise TypeError(f"base= takes the path of a checkpoint, not {named(type(base).__name__)}")
     check_flags(call, overwrite=overwrite, no_dist=no_dist)
     options = checked_options(options, SaveOptions, call)
     check_planner(planner, SavePlanner, call)

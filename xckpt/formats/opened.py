@@ -34,7 +34,6 @@ from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
-from xckpt.storage.foreign.paths import StoredPath
 from xckpt.storage.location import Location
 from xckpt.storage.refusals import kind_of
 from xckpt.storage.stored_array import StoredArray
@@ -57,11 +56,14 @@ def open_foreign(
         >>> checkpoint.format, checkpoint["w"][1], checkpoint.verify()
         ('safetensors', array([3, 4, 5], dtype=int16), [])
     """
-    format = FormatsAt(path, options).find()
-    if format is None:
-        return None
-    source = open_source(path, format, options=options, skip_objects=True)
-    return SourceCheckpoint(path, format, source, options)
+    there = FormatsAt(path, options)
+    format = there.find()
+    return None if format is None else _opened(there, format, options)
+
+
+def _opened(there: FormatsAt, format: str, options: LoadOptions | None) -> SourceCheckpoint:
+    source = open_source(there.path, format, options=options, skip_objects=True)
+    return SourceCheckpoint(there.path, format, source, options)
 
 
 def manifest_of(source: TensorSource) -> Manifest:
@@ -224,8 +226,7 @@ class SourceCheckpoint(Checkpoint):
             ValueError: the checkpoint is closed.
         """
         self.check_open()
-        if isinstance(self.source.path, StoredPath):
-            self.source.path.bucket.access.start()
+        self.location.access.start()
 
     def close(self) -> None:
         """Release the files; nothing more can be read, through its arrays neither."""
@@ -271,10 +272,10 @@ def _reopened(path: str, format: str, identity: bytes, options: LoadOptions) -> 
         XckptError: this process cannot open it.
         CheckpointReplacedError: another checkpoint is there by now.
     """
-    source = open_source(path, format, options=options, skip_objects=True)
-    if source.identity() != identity:
+    checkpoint = _opened(FormatsAt(path, options), format, options)
+    if checkpoint.source.identity() != identity:
         raise CheckpointReplacedError(
             f"{path} was replaced after the open checkpoint was pickled; open it again to read "
             f"what is there now"
         )
-    return SourceCheckpoint(path, format, source, options)
+    return checkpoint

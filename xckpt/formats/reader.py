@@ -232,22 +232,23 @@ class FormatsAt:
 
     def __init__(self, path: str | os.PathLike[str], options: LoadOptions | None) -> None:
         place = Location.parse(path, options)
-        self._path = place if place.bucket else path
+        self.path: Final = place if place.bucket else path
+        """What was given; in a bucket the location, which is asked as the options say."""
         self._options = options
         self._format = OURS
 
     def find(self) -> str | None:
         """On the coordinator, if there is no manifest: the format found there, if it is known."""
         with suppress(XckptError):
-            format = detect(self._path)
+            format = detect(self.path)
             return None if format == OURS else format
         return None
 
     def reader(self, format: str) -> SourceReader:
         """The reader of the format that the coordinator has found."""
         self._format = format
-        return SourceReader(self.open_source, str(self._path), options=self._options)
+        return SourceReader(self.open_source, str(self.path), options=self._options)
 
     def open_source(self) -> TensorSource:
         """Open what is there: an xckpt checkpoint unless another format was found."""
-        return open_source(self._path, self._format, options=self._options, skip_objects=True)
+        return open_source(self.path, self._format, options=self._options, skip_objects=True)

@@ -19,7 +19,6 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.errors import ManifestError
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.paths import FilePath
 
 USER = "xckpt.user"
 """The key of `TensorSource.metadata` that holds a checkpoint's user metadata as JSON."""
@@ -50,8 +49,6 @@ class TensorSource(abc.ABC):
     skipped: Mapping[str, str] = NOTHING
     """Name -> reason, of objects that the source left out on request because they are neither
     tensors nor values."""
-    path: FilePath | None = None
-    """Where another library's files are."""
     threads: int | None = None
     """The best number of reading threads, if they wait for a bucket; None for the usual number."""
     _identity: bytes

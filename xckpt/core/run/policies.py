@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal, SupportsIndex, TypeAlias, cast, overload
+from typing import Literal, SupportsIndex, TypeAlias, overload
 
 from xckpt.core.names import is_utf8
 from xckpt.core.run.numbers import checked_step, count_of, minutes_of, whole
@@ -306,8 +306,8 @@ def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:
     return any(_says(policy, moment) for policy in policies)
 
 
-def _says(policy: SavePolicy, moment: Moment) -> bool:
-    said = cast(object, policy(moment))
+def _says(policy: Callable[[Moment], object], moment: Moment) -> bool:
+    said = policy(moment)
     if isinstance(said, bool):  # as most are; at a step without a save each call counts
         return said
     # Anything else is true or false as well: a text, or the coroutine of an async function.
@@ -319,7 +319,7 @@ def _says(policy: SavePolicy, moment: Moment) -> bool:
     )
 
 
-def name_of(policy: SavePolicy | KeepPolicy) -> str:
+def name_of(policy: Callable[..., object]) -> str:
     """What to call a policy: a function by its name.
 
     Example:
