@@ -75,7 +75,7 @@ def test_what_only_the_coordinator_sees_is_an_error_of_all(
     class Blind(reader.FormatsAt):
         def reader(self, format: str) -> reader.SourceReader:
             if threading.current_thread() is not coordinator:
-                self._path = path.with_name("elsewhere.safetensors")
+                self.path = path.with_name("elsewhere.safetensors")
             return super().reader(format)
 
     coordinator: threading.Thread | None = None

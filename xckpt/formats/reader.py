@@ -232,7 +232,7 @@ class FormatsAt:
 
     def __init__(self, path: str | os.PathLike[str], options: LoadOptions | None) -> None:
         place = Location.parse(path, options)
-        self.path: Final = place if place.bucket else path
+        self.path: str | os.PathLike[str] = place if place.bucket else path
         """What was given; in a bucket the location, which is asked as the options say."""
         self._options = options
         self._format = OURS
