@@ -89,6 +89,33 @@ def test_what_an_adapter_cannot_do_is_said_by_name() -> None:
         register(Adapter[object]())
 
 
+class Listed:
+    """An array that has its shape as a list."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.shape, self.dtype = array, list(array.shape), array.dtype
+
+
+class ListedAdapter(ArrayAdapter[Any]):
+    leaves = (Listed,)
+
+    def shape_of(self, leaf: Any) -> Any:
+        return leaf.shape
+
+    def to_numpy(self, data: Any) -> Any:
+        return data.array
+
+
+def test_a_shape_may_be_a_list() -> None:
+    truth, listed = np.arange(6.0).reshape(2, 3), ListedAdapter()
+    register(listed)
+    try:
+        xckpt.save("memory://listed", {"w": Listed(truth)})
+    finally:
+        unregister(listed)
+    assert np.array_equal(xckpt.load("memory://listed")["w"], truth)
+
+
 class Point:
     """An object of a class that xckpt does not know."""
 

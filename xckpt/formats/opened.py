@@ -26,7 +26,7 @@ from xckpt.core.geometry.slabs import blocks
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.problem import Problem
 from xckpt.core.values import decode_value, encode_value, value_kind
-from xckpt.errors import CheckpointReplacedError, NotACheckpointError, XckptError
+from xckpt.errors import NotACheckpointError, XckptError
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import PART_BYTES, FormatsAt, SourceReader
 from xckpt.formats.source import TensorSource, user_of
@@ -35,7 +35,7 @@ from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.location import Location
-from xckpt.storage.refusals import kind_of
+from xckpt.storage.refusals import kind_of, replaced
 from xckpt.storage.stored_array import StoredArray
 from xckpt.storage.stored_tree import Leaf, StoredTree
 
@@ -274,8 +274,5 @@ def _reopened(path: str, format: str, identity: bytes, options: LoadOptions) -> 
     """
     checkpoint = _opened(FormatsAt(path, options), format, options)
     if checkpoint.source.identity() != identity:
-        raise CheckpointReplacedError(
-            f"{path} was replaced after the open checkpoint was pickled; open it again to read "
-            f"what is there now"
-        )
+        raise replaced(path, "after the open checkpoint was pickled")
     return checkpoint

@@ -23,7 +23,7 @@ from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.core.text.shown import readable_bytes
 from xckpt.core.values import Value, decode_content, decode_value
-from xckpt.errors import CheckpointReplacedError, LeafTooLargeError, XckptError
+from xckpt.errors import LeafTooLargeError, XckptError
 from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.array import DIGEST_BYTES
@@ -34,7 +34,7 @@ from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import Location, check_process, storage_errors
 from xckpt.storage.read_checkpoint import ZarrStorageReader
-from xckpt.storage.refusals import kind_of
+from xckpt.storage.refusals import kind_of, replaced
 from xckpt.storage.stored_array import StoredArray
 from xckpt.storage.stored_tree import Leaf, StoredTree
 
@@ -231,10 +231,7 @@ def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
     """
     checkpoint = Checkpoint(path, options=options)
     if checkpoint.manifest.digests != digests:
-        raise CheckpointReplacedError(
-            f"{path} was replaced after the open checkpoint was pickled; open it again to read "
-            f"what is there now"
-        )
+        raise replaced(path, "after the open checkpoint was pickled")
     return checkpoint
 
 

@@ -25,7 +25,6 @@ from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.problem import Problem
 from xckpt.errors import (
     RESTORE,
-    CheckpointReplacedError,
     CorruptCheckpointError,
     ManifestError,
     StorageError,
@@ -36,7 +35,7 @@ from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_content, stored_content
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import Places
-from xckpt.storage.refusals import UNREADABLE
+from xckpt.storage.refusals import UNREADABLE, replaced
 
 DOCUMENTS_IN_FLIGHT = 1024
 """Documents that are read at a time."""
@@ -107,14 +106,11 @@ class Integrity:
             CheckpointReplacedError: another checkpoint is there now, or none.
         """
         try:
-            replaced = self._is_another(_present(self.home, self.stored[0]))
+            is_another = self._is_another(_present(self.home, self.stored[0]))
         except (ManifestError, StorageError):
             return
-        if replaced:
-            raise CheckpointReplacedError(
-                f"{self.home} was replaced or removed while it was read; "
-                f"open it again to read what is there now"
-            ) from cause
+        if is_another:
+            raise replaced(self.home, "or removed while it was read") from cause
 
     def _is_another(self, present: bytes | None) -> bool:
         """Whether the manifest that is stored now is another one than this checkpoint's."""

@@ -21,7 +21,13 @@ from collections.abc import Collection
 from typing import Final, TypeAlias
 
 from xckpt.engine.limits import FILES, NO_THREAD, SYSTEM_FILES, THREADS
-from xckpt.errors import LeafTooLargeError, Problem, StorageError, XckptError
+from xckpt.errors import (
+    CheckpointReplacedError,
+    LeafTooLargeError,
+    Problem,
+    StorageError,
+    XckptError,
+)
 
 UNREADABLE: Final = "unreadable"
 """The kind of a problem that says nothing about what was saved: the storage refused it."""
@@ -155,6 +161,19 @@ expired, or there are none: get new ones (`aws sso login`, `gcloud auth applicat
     """
     advice = _advice(where, error)
     return StorageError(f"{where}: {_said(where, error)}{f'; {advice}' if advice else ''}")
+
+
+def replaced(where: object, when: str) -> CheckpointReplacedError:
+    """The error for a checkpoint that is not what its reader has opened.
+
+    Example:
+        >>> replaced("run/7", "while it was read")
+        CheckpointReplacedError('run/7 was replaced while it was read; open it again to read what \
+is there now')
+    """
+    return CheckpointReplacedError(
+        f"{where} was replaced {when}; open it again to read what is there now"
+    )
 
 
 def said_of(where: str, error: Exception) -> XckptError:

@@ -23,11 +23,11 @@ from xckpt.core.geometry.selection import AxisPicks, Key, PickedBox, axis_of, ex
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import facts_html, readable_bytes
-from xckpt.errors import CheckpointReplacedError
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.read_chunks import read_box
 from xckpt.storage.read_checkpoint import ZarrStorageReader
+from xckpt.storage.refusals import replaced
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -319,10 +319,7 @@ def _reopened(home: str, digests: str, options: LoadOptions) -> ChunkSource:
     reader = ZarrStorageReader(home, options=options)
     reader.set_up_storage_reader(reader.read_metadata(), 1)
     if reader.source.manifest.digests != digests:
-        raise CheckpointReplacedError(
-            f"{home} was replaced after a stored array of it was pickled; open it again to read "
-            f"what is there now"
-        )
+        raise replaced(home, "after a stored array of it was pickled")
     return reader.source
 
 

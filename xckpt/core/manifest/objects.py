@@ -46,8 +46,8 @@ def check_many(manifest: Manifest, where: str, *, confirmed: bool, memory_bytes:
         pieces = many_pieces(manifest)
         warnings.warn(
             f"{where}: a rank that loads all of it needs LoadOptions(memory_bytes={size:,}) "
-            f"or more, for its lists of {count_chunks(manifest):,} chunks; the default of "
-            f"{memory_bytes:,} is refused" + (f"; {pieces}" if pieces else ""),
+            f"or more, for its lists of {count_chunks(manifest):,} chunks; with the default of "
+            f"{memory_bytes:,} the load is refused" + (f"; {pieces}" if pieces else ""),
             UserWarning,
             stacklevel=4,
         )

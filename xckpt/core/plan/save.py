@@ -193,7 +193,7 @@ class DefaultSavePlanner(SavePlanner):
     def _describe(self, leaf: object, name: str) -> SourceLeaf | _PlainValue:
         source = self.adapters.describe(leaf, name)
         if source is not None:
-            if fault := shape_fault(source.shape, 1):
+            if fault := shape_fault(tuple(source.shape), 1):  # an adapter may give a list
                 raise UnsupportedLeafError(f"{name}: {fault}: reshape it first, or save less of it")
             return source
         if kind := value_kind(leaf) or ("" if self.serialise is None else "opaque"):

@@ -17,7 +17,7 @@ from math import isnan
 from typing import Literal, SupportsIndex, TypeAlias, overload
 
 from xckpt.core.names import is_utf8
-from xckpt.core.run.numbers import checked_step, count_of, minutes_of, whole
+from xckpt.core.run.numbers import checked_step, count_of, minutes_of
 from xckpt.core.run.record import StepRecord
 from xckpt.core.run.signals import signals_named
 
@@ -141,9 +141,7 @@ class OnSteps:
 
     def __post_init__(self) -> None:
         try:
-            steps = frozenset(map(whole, self.steps))
-            for step in steps:
-                checked_step(step)
+            steps = frozenset(map(checked_step, self.steps))
         except TypeError:
             raise TypeError(f"OnSteps(steps) takes numbers of steps, not {self.steps!r}") from None
         object.__setattr__(self, "steps", steps)

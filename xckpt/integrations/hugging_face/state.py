@@ -66,8 +66,8 @@ def write_state_file(checkpoint: str) -> None:
 
     One that is there may be older than the notes, or half a file, if a process was killed.
     """
-    text = notes_of(checkpoint)["trainer_state"]
-    Path(checkpoint, STATE_FILE).write_text(text or "{}", encoding="utf-8")
+    text = cast(str, notes_of(checkpoint)["trainer_state"])  # the config alone may be None
+    Path(checkpoint, STATE_FILE).write_text(text, encoding="utf-8")
 
 
 def checked(checkpoint: str) -> str:

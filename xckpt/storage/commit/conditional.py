@@ -93,13 +93,10 @@ class KeyClaim:
         """Begin to look who has it."""
         self._asked, self._since = store.read(self.key), time.monotonic()
 
-    def asked(self, store: ts.KvStore) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def asked(self, store: ts.KvStore) -> Iterator[None]:
         """`ask`; and again and again while a block runs, so that the last look is young then."""
         self.ask(store)
-        return self._asked_again(store)
-
-    @contextlib.contextmanager
-    def _asked_again(self, store: ts.KvStore) -> Iterator[None]:
         ended = threading.Event()
 
         def look() -> None:
