@@ -25,7 +25,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-PACKAGE = f"{Path(__file__).parents[2] / 'xckpt'}{os.sep}"
+import xckpt
+
+PACKAGE = f"{Path(xckpt.__file__).parent}{os.sep}"
 SHARED = (
     *("numpy.py", "torch/target.py", "jax/target.py", "core/host_buffers.py"),
     *("core/plan/wanted.py", "core/plan/load.py", "core/targets/casting.py"),
