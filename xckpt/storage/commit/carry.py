@@ -39,8 +39,7 @@ from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.file_checks import file_content
-from xckpt.storage.commit.folder import sync_folder, unlisted
-from xckpt.storage.commit.leftovers import remove_tree
+from xckpt.storage.commit.folder import remove_tree, sync_folder, unlisted
 
 _TRIAL = ".carried"
 """Folder in the staging folder, for trial links."""

@@ -29,7 +29,7 @@ from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.carry import manifest_in, own_keys_in, rescue
+from xckpt.storage.commit.carry import manifest_in, own_keys_in
 from xckpt.storage.commit.file_system import Lock, is_local, lock
 from xckpt.storage.commit.folder import LEFTOVER, ClaimText, journals, staging_folder
 from xckpt.storage.commit.leftovers import (
@@ -253,7 +253,7 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
     if LEFTOVER.fullmatch(place.name):
         old = left.owner == OwnerState.UNKNOWN.value
         local = is_local(place.parent)
-        gone = remove_if_dead(place, rescue, local=local, resumable=False, old=old)
+        gone = remove_if_dead(place, local=local, resumable=False, old=old)
         remove_unlocked(place.parent, [f"{place.name}.new"])
         return replace(left, removed=gone or not _exists(place))
     target = Path(left.target)

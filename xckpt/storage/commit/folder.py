@@ -25,7 +25,6 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +32,7 @@ from typing import Final
 import msgspec
 
 from xckpt.core.struct_types import prepare_structs
+from xckpt.engine.ranks.alive import WORK
 from xckpt.storage.commit.file_system import Lock, lock, longest_name, sync_opened
 from xckpt.storage.refusals import refusal
 
@@ -222,14 +222,11 @@ def claim(folder: Path, identity: str) -> Claim:
     raise AssertionError("unreachable")
 
 
-def claim_folder(
-    target: Path, rescue: Callable[[Path, Path], None], identity: str = ""
-) -> tuple[Claim, bool]:
+def claim_folder(target: Path, identity: str = "") -> tuple[Claim, bool]:
     """Claim and make a staging folder, after removing those of dead saves.
 
     Args:
         target: the path to save to, symbolic links followed.
-        rescue: removes a staging folder that may have been exchanged with the path it was made for.
         identity: name of a resumable save.
 
     Returns:
@@ -248,7 +245,7 @@ def claim_folder(
         # Most saves find nothing there.
         from xckpt.storage.commit.leftovers import reclaim, remove_dead
 
-        remove_dead(target, left, rescue, but=identity)
+        remove_dead(target, left, but=identity)
         claimed = reclaim(target, identity) if identity else None
         if claimed is not None:
             return claimed, True
@@ -262,6 +259,23 @@ def claim_folder(
         claimed.release()
         raise
     return claimed, False
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder as far as possible, with one descriptor at a time.
+
+    A save that has failed for want of descriptors has no more of them, and `shutil.rmtree` takes
+    one for each level.
+    """
+    for each, folders, files in os.walk(folder, topdown=False):
+        for name in files + [name for name in folders if os.path.islink(f"{each}/{name}")]:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(each, name))
+            WORK.get().moved = time.monotonic()
+        with contextlib.suppress(OSError):
+            os.rmdir(each)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def make_folder(folder: Path) -> None:

@@ -22,8 +22,7 @@ import os
 import re
 import shutil
 import socket
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -31,8 +30,8 @@ from typing import Final
 import msgspec
 
 from xckpt.core.manifest.own_keys import MANIFEST
-from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError
+from xckpt.storage.commit.carry import rescue
 from xckpt.storage.commit.file_system import Lock, is_local, lock
 from xckpt.storage.commit.folder import (
     LEFTOVER,
@@ -44,9 +43,6 @@ from xckpt.storage.commit.folder import (
     process_identity,
     staging_folder,
 )
-
-Rescue = Callable[[Path, Path], None]
-"""Removes a staging folder that may have been exchanged with the path it was made for."""
 
 _ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
 """Identity of a save that cannot be resumed."""
@@ -89,13 +85,12 @@ def _by_process(text: ClaimText) -> OwnerState:
     return OwnerState.ALIVE if process_identity(text.process) == text.life else OwnerState.DEAD
 
 
-def remove_dead(target: Path, names: Iterable[str], rescue: Rescue, *, but: str = "") -> None:
+def remove_dead(target: Path, names: Iterable[str], *, but: str = "") -> None:
     """Remove what dead saves have left in a parent folder.
 
     Args:
         target: the path that is saved to now.
         names: those in the parent folder that `LEFTOVER` matches.
-        rescue: see `Rescue`.
         but: name of a resumable save to ``target``, which stays.
     """
     local = is_local(target.parent)
@@ -104,7 +99,7 @@ def remove_dead(target: Path, names: Iterable[str], rescue: Rescue, *, but: str 
         own = staged == staging_folder(target, parts_of(staged)["id"])
         resumable = staged == kept or (not own and not _ONE_SAVE.fullmatch(parts_of(staged)["id"]))
         with contextlib.suppress(OSError):
-            remove_if_dead(staged, rescue, local=local, resumable=resumable)
+            remove_if_dead(staged, local=local, resumable=resumable)
     remove_unlocked(target.parent, names)
 
 
@@ -120,14 +115,11 @@ def remove_unlocked(parent: Path, names: Iterable[str]) -> None:
                     (parent / name).unlink()
 
 
-def remove_if_dead(
-    staged: Path, rescue: Rescue, *, local: bool, resumable: bool, old: bool = False
-) -> bool:
+def remove_if_dead(staged: Path, *, local: bool, resumable: bool, old: bool = False) -> bool:
     """Remove a staging folder, its claim and its journals, if the owner is dead; whether it was.
 
     Args:
         staged: the staging folder.
-        rescue: see `Rescue`.
         local: whether only this system has the file system mounted.
         resumable: keep it, unless it may hold the user's files by now.
         old: treat an owner as dead if nothing is known about it.
@@ -227,20 +219,3 @@ def reclaim(folder: Path, identity: str) -> Claim | None:
             return taken
     taken.release()
     return None
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder as far as possible, with one descriptor at a time.
-
-    A save that has failed for want of descriptors has no more of them, and `shutil.rmtree` takes
-    one for each level.
-    """
-    for each, folders, files in os.walk(folder, topdown=False):
-        for name in files + [name for name in folders if os.path.islink(f"{each}/{name}")]:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(each, name))
-            WORK.get().moved = time.monotonic()
-        with contextlib.suppress(OSError):
-            os.rmdir(each)
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
-from xckpt.storage.commit.carry import rescue
 from xckpt.storage.commit.file_system import can_exchange
 from xckpt.storage.commit.folder import claim_folder, staging_folder, sync_tree
 from xckpt.storage.commit.leftovers import reclaim
@@ -60,7 +59,7 @@ class OutputPath:
         """
         with storage_errors(self.path), contextlib.ExitStack() as undo:
             step = self.step()
-            claim, resumed = claim_folder(self.path, rescue, identity)
+            claim, resumed = claim_folder(self.path, identity)
             staged = StagedOutput(self.path, claim.folder, claim, self)
             undo.callback(staged.abort)
             if not (resumed and staged.noted() == layout):

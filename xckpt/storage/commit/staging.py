@@ -43,12 +43,12 @@ from xckpt.storage.commit.folder import (
     journals,
     new_identity,
     real_path,
+    remove_tree,
     staging_folder,
     sync_folder,
     sync_tree,
 )
 from xckpt.storage.commit.keys import KeyStaging, begin_keys, stage_beside
-from xckpt.storage.commit.leftovers import remove_tree
 from xckpt.storage.location import Access, Location, answer, open_store, storage_errors
 
 logger: Final = logging.getLogger("xckpt")
@@ -303,7 +303,7 @@ def _begin_folder(
     if step is Step.GENERATION:
         able = look_into(folder)
     else:
-        claimed, resumed = claim_folder(folder, rescue, identity)
+        claimed, resumed = claim_folder(folder, identity)
         with contextlib.ExitStack() as undo:
             abort = StagedFolder(folder, claimed.folder, claimed).abort
             undo.callback(claimed.release if resumed else abort)
