@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -47,6 +48,20 @@ def test_a_note_says_it(source: Path, tmp_path: Path, name: str, error: Stop) ->
     (left,) = xckpt.gc(tmp_path)
     assert left.removed and left.path == found[2]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["source"]
+
+
+@pytest.mark.parametrize("name", ["target", "target.safetensors"])
+def test_its_size_is_what_was_written(tmp_path: Path, name: str) -> None:
+    leaves = {f"w{number}": np.full(1 << 18, number, np.uint8) for number in range(8)}
+    xckpt.save(tmp_path / "source", leaves)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        # Each unit is a leaf, and one thread stops after half of them.
+        options = xckpt.SaveOptions(memory_bytes=1 << 20, threads=1)
+        options = replace(options, progress=stopping(KeyboardInterrupt).progress)
+        convert(tmp_path / "source", tmp_path / name, options=options)
+    assert re.match(r"1\.0 MiB that were written are kept", raised.value.__notes__[0])
+    (left,) = xckpt.gc(tmp_path, dry_run=True)
+    assert 1 << 20 < left.bytes < 1.1 * (1 << 20)
 
 
 def test_nothing_is_said_where_nothing_stays(source: Path, tmp_path: Path) -> None:

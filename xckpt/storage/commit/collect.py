@@ -47,6 +47,9 @@ from xckpt.storage.location import Location
 SHOWN = 5
 """Most leftovers that a message lists."""
 
+BLOCK = 512
+"""Bytes of what ``st_blocks`` counts, on every system."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
@@ -224,7 +227,9 @@ def _measured(place: Path, target: Path, owner: OwnerState, paths: Iterable[Path
             status = path.lstat()
             files += 1
             newest = max(newest, status.st_mtime)
-            total += status.st_size if status.st_nlink == 1 else 0
+            # A file that is laid out before it is written is as long as it will be, with holes.
+            written = min(status.st_size, BLOCK * status.st_blocks)
+            total += written if status.st_nlink == 1 else 0
     if not files:
         with contextlib.suppress(OSError):
             newest = place.lstat().st_mtime
