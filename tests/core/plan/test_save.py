@@ -10,7 +10,6 @@ from itertools import zip_longest
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -274,50 +273,6 @@ def test_trees_of_different_ranks_are_merged():
     _, _, metadata = plan_all([{"a": [1], "e": {}}, {"a": [1, 2], "b": ()}, {"e": {"x": 1}}])
     assert list(metadata.state_dict_metadata) == ["a/0", "a/1", "e/x"]
     assert metadata.containers == {"a": "list", "b": "tuple", "e": "dict"}
-
-
-@pytest.mark.parametrize(
-    "one, other",
-    [
-        (np.arange(4.0), np.arange(4.0) + 1e-9),
-        (np.float32(0.0), np.float32(-0.0)),
-        (1, 2),
-        ("a", "b"),
-        (0.0, -0.0),
-        (b"", b"\0"),
-    ],
-)
-def test_contents_of_replicas_are_compared_on_request(one, other):
-    plan_all([{"x": one}, {"x": other}])
-    planners = [DefaultSavePlanner(compare_replicas=True) for _ in range(2)]
-    with pytest.raises(PlanError) as caught:
-        plan_all([{"x": one, "y": 1}, {"x": other, "y": 1}], planners)
-    assert caught.value.problems == ("x: rank 0 and rank 1 hold different contents under one name",)
-
-
-def test_equal_replicas_and_shards_pass_the_comparison():
-    array = numbered((4, 2))
-    rows = [((0, 0), (2, 2)), ((2, 0), (2, 2))]
-    states = [
-        {
-            "sharded": cut(array, [rows[rank]]),
-            "strided": np.asfortranarray(array) if rank else array,
-            "empty": np.zeros((0, 3)),
-            "scalar": np.float16(1),
-            "narrow": np.zeros(3, ml_dtypes.int4),
-            "nan": float("nan"),
-            "opaque": {1, 2},
-        }
-        for rank in range(2)
-    ]
-    planners = [
-        DefaultSavePlanner(compare_replicas=True, serialise=lambda leaf: repr(leaf).encode())
-        for _ in range(2)
-    ]
-    _, shares, _ = plan_all(states, planners)
-    # Without elements there is nothing to write.
-    written = [item.index.fqn for share in shares for item in share.items]
-    assert sorted(written) == sorted(["sharded", *states[0].keys() - {"empty"}])
 
 
 def test_leaves_of_unknown_types_are_listed_by_name():

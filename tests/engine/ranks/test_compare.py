@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.ranks import Ranks
+from tests.support.sharded_arrays import cut
 from xckpt.engine.ranks.compare import compare_ranks
 
 
@@ -66,6 +68,43 @@ def test_large_leaves_are_compared_when_asked(tmp_path: Path) -> None:
         assert isinstance(outcome.error, xckpt.PlanError)
 
 
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (np.arange(1 << 18) + 0.0, np.arange(1 << 18) + 1e-9),
+        (np.float32(0.0), np.float32(-0.0)),
+        (1, 2),
+        (0.0, -0.0),
+        (b"", b"\0"),
+    ],
+    ids=["large", "zero", "int", "float", "bytes"],
+)
+def test_any_bit_counts_when_asked(tmp_path: Path, one: Any, other: Any) -> None:
+    options = xckpt.SaveOptions(compare_replicas=True)
+    text = refused(tmp_path, lambda rank: {"x": other if rank else one}, 2, options=options)
+    assert text.endswith("- x: differs between rank 0 and rank 1")
+
+
+def test_equal_replicas_and_shards_pass(tmp_path: Path) -> None:
+    array = np.arange(8.0).reshape(4, 2)
+    rows = [((0, 0), (2, 2)), ((2, 0), (2, 2))]
+
+    def state(rank: int) -> Any:
+        return {
+            "sharded": cut(array, [rows[rank]]),
+            "strided": np.asfortranarray(array) if rank else array,
+            "empty": np.zeros((0, 3)),
+            "scalar": np.float16(1),
+            "narrow": np.zeros(3, ml_dtypes.int4),
+            "nan": float("nan"),
+            "opaque": {1, 2},
+            "own": xckpt.PerRank(np.full(3, rank)),
+        }
+
+    options = xckpt.SaveOptions(compare_replicas=True, serialise=lambda leaf: repr(leaf).encode())
+    results(2, lambda g: xckpt.save(tmp_path / "a", state(g.rank), group=g, options=options))
+
+
 def test_tensors_above_the_limit_in_all_are_not_looked_at(tmp_path: Path) -> None:
     """32 MiB in all, the smallest first: of what is above, one rank's is kept, as is documented."""
 
@@ -84,7 +123,7 @@ def test_tensors_above_the_limit_in_all_are_not_looked_at(tmp_path: Path) -> Non
     for outcome in run_ranks(
         2, lambda g: xckpt.save(tmp_path / "b", state(g.rank, "a9"), group=g, options=options)
     ):
-        assert "a9: rank 0 and rank 1 hold different contents" in str(outcome.error)
+        assert "a9: differs between rank 0 and rank 1" in str(outcome.error)
 
 
 def test_any_one_is_kept_when_asked(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import xckpt
@@ -363,3 +363,25 @@ def test_tied_dtensors_are_filled_or_refused_by_all(four_ranks: Ranks, tmp_path:
         assert "rank 2: UnsupportedLeafError" in message
         assert "same [4, 6) and other [4, 6) share memory" in message
         assert (before, after) == ([0, 0], [2 * rank, 2 * rank + 1])
+
+
+def on_tensor_parallel_replicas(rank: int, path: str, damaged: bool) -> str:
+    """Two data-parallel replicas, each with a mesh of its own, as under DDP over TP."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))["shard"]
+    local = torch.full((1 << 17, 4), float(mesh.get_local_rank()))
+    if damaged and rank == 3:
+        local[5, 1] += 1
+    state = {"w": DTensor.from_local(local, mesh, [Shard(0)])}
+    try:
+        xckpt.save(path, state, options=xckpt.SaveOptions(compare_replicas=True))
+    except xckpt.PlanError as error:
+        return str(error)
+    return ""
+
+
+def test_shards_of_meshes_that_are_part_of_the_group(four_ranks: Ranks, tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    said = four_ranks.run(on_tensor_parallel_replicas, path, True)
+    part = "[131072, 262144) x [0, 4) differs between rank 1 and rank 3"
+    assert all(text.endswith(f"- w: {part}") for text in said)
+    assert four_ranks.run(on_tensor_parallel_replicas, path, False) == [""] * 4

@@ -3,13 +3,16 @@
 A plain tensor or a Python value that several ranks save under one name is a replica: one rank's is
 stored. If it differs by rank, the others' would be lost. So small ones are compared, the smallest
 first, but for those that are `PerRank`, and those whose data cost a transfer that must be
-announced. What is above the limits is not looked at, and any one rank's is kept, unless the caller
-has all compared (``SaveOptions(compare_replicas=True)``).
+announced. What is above the limits is not looked at, and any one rank's is kept.
+
+``SaveOptions(compare_replicas=True)`` has all compared, also each box of a sharded tensor that
+several ranks hold: as under HSDP, or where each of several meshes has the whole tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from math import prod
 from operator import itemgetter
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box
 from xckpt.core.leaf import SourceLeaf
 from xckpt.core.part.per_rank import KIND
 
@@ -49,10 +53,8 @@ def small_replicas(
     The data are the framework's tensor; of a value the bytes that stand for it, from ``encode``,
     which takes the leaf's name too.
     """
-    own = tuple(f"{name}/" for name, kind in containers.items() if kind == KIND)
-    for name, value in values.items():
-        if not (own and name.startswith(own)):
-            yield name, value.kind, np.frombuffer(encode(value, name), np.uint8)
+    yield from _values(values, encode, containers)
+    own = _own(containers)
     small: list[tuple[int, str, SourceLeaf]] = []
     for name, leaf in leaves.items():
         if leaf.sharded or not leaf.dtype or len(leaf.boxes) != 1 or hasattr(leaf, "expect"):
@@ -66,7 +68,49 @@ def small_replicas(
         left -= size
         if left < 0:
             return
-        yield name, f"{leaf.dtype} {tuple(leaf.shape)}", leaf.data(0)
+        yield name, _kind(leaf, leaf.boxes[0]), leaf.data(0)
+
+
+def all_replicas(
+    leaves: Mapping[str, SourceLeaf],
+    values: Mapping[str, Value],
+    encode: Callable[[Value, str], bytes],
+    containers: Mapping[str, str],
+    adapters: Adapters,
+) -> Iterator[tuple[str, str, object]]:
+    """Name, type and a digest of each value and of each box of a tensor, but for `PerRank` ones."""
+    yield from _values(values, encode, containers)
+    own = _own(containers)
+    for name, leaf in leaves.items():
+        if own and name.startswith(own):
+            continue
+        for number, box in enumerate(leaf.boxes):
+            array = np.ascontiguousarray(adapters.to_numpy(leaf.data(number)))
+            digest = blake2b(array.reshape(-1).view(np.uint8).data, digest_size=16).digest()
+            yield name, _kind(leaf, box), np.frombuffer(digest, np.uint8)
+
+
+def _values(
+    values: Mapping[str, Value],
+    encode: Callable[[Value, str], bytes],
+    containers: Mapping[str, str],
+) -> Iterator[tuple[str, str, object]]:
+    own = _own(containers)
+    for name, value in values.items():
+        if not (own and name.startswith(own)):
+            yield name, value.kind, np.frombuffer(encode(value, name), np.uint8)
+
+
+def _own(containers: Mapping[str, str]) -> tuple[str, ...]:
+    """How the names of leaves begin that each rank has its own of."""
+    return tuple(f"{name}/" for name, kind in containers.items() if kind == KIND)
+
+
+def _kind(leaf: SourceLeaf, box: Box) -> str:
+    """Dtype and shape of a tensor, and which part of it a box is, if not all."""
+    shape = tuple(leaf.shape)
+    part = "" if box.sizes == shape else f", {box}"
+    return f"{leaf.dtype} {shape}{part}"
 
 
 @runtime_checkable

@@ -156,8 +156,6 @@ class LeafRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sharded: bool = False
     sharding: Sharding | None = None
     annotation: str = ""
-    content: bytes = b""
-    """A digest of an unsharded leaf's content where replicas are compared; empty otherwise."""
 
     @property
     def is_tensor(self) -> bool:

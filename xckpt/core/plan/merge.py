@@ -154,8 +154,6 @@ def _difference(one: LeafRow, rank: int, other: LeafRow, other_rank: int) -> str
     for what, a, b in compared:
         if a != b:
             return f"{what} {a} on rank {rank} but {b} on rank {other_rank}"
-    if one.content != other.content:
-        return f"rank {rank} and rank {other_rank} hold different contents under one name"
     return ""
 
 

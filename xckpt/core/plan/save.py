@@ -12,7 +12,6 @@ The default planner is thin. Each hook calls a pure function over plans:
 from __future__ import annotations
 
 import abc
-import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.metadata import Metadata
-from xckpt.core.part.replicas import small_replicas
+from xckpt.core.part.replicas import all_replicas, small_replicas
 from xckpt.core.plan.items import LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.problem import Problem
@@ -130,7 +129,8 @@ class DefaultSavePlanner(SavePlanner):
 
     Args:
         grid: target sizes of chunks and zarr shards; None for those that the storage asks for.
-        compare_replicas: also compare plain tensors and values of one name; costs a pass over them.
+        compare_replicas: compare all that several ranks hold, large tensors and shards too; costs a
+            pass over the state.
         serialise: turns a leaf that no adapter knows into bytes; by default it is refused by name.
 
     Raises:
@@ -206,28 +206,17 @@ class DefaultSavePlanner(SavePlanner):
         raise UnsupportedLeafError(f"{name or 'the root'}: {no_value(leaf, otherwise)}")
 
     def replicas(self) -> Iterable[tuple[str, str, object]]:
-        """The small plain tensors and the Python values; see `xckpt.core.part.replicas`."""
+        """The Python values and tensors that are compared; see `xckpt.core.part.replicas`."""
         values = {n: leaf for n, leaf in self._leaves.items() if isinstance(leaf, _PlainValue)}
         tensors = {n: leaf for n, leaf in self._leaves.items() if not isinstance(leaf, _PlainValue)}
-        return small_replicas(tensors, values, self._bytes, self._containers)
+        given = tensors, values, self._bytes, self._containers
+        return (
+            all_replicas(*given, self.adapters) if self.compare_replicas else small_replicas(*given)
+        )
 
     def create_local_plan(self) -> SavePlan:
         """An item for each local shard and value."""
-        contents = self._contents() if self.compare_replicas else {}
-        return local_plan(self._leaves, self._containers, contents)
-
-    def _contents(self) -> dict[str, bytes]:
-        digests: dict[str, bytes] = {}
-        for name, leaf in self._leaves.items():
-            if isinstance(leaf, _PlainValue):
-                data: bytes | memoryview = self._bytes(leaf, name)
-            elif leaf.sharded:
-                continue
-            else:
-                array = np.ascontiguousarray(self.adapters.to_numpy(leaf.data(0)))
-                data = array.reshape(-1).view(np.uint8).data
-            digests[name] = hashlib.blake2b(data, digest_size=16).digest()
-        return digests
+        return local_plan(self._leaves, self._containers)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Deduplicate, check the cover, choose grids and share the work."""
@@ -316,7 +305,6 @@ class DefaultSavePlanner(SavePlanner):
 def local_plan(
     leaves: Mapping[str, SourceLeaf | _PlainValue],
     containers: Mapping[str, str],
-    contents: Mapping[str, bytes],
 ) -> SavePlan:
     """The plan of a rank that holds these leaves: a row for each leaf, an item for each box.
 
@@ -328,14 +316,13 @@ def local_plan(
     kinds: list[int] = []
     columns: dict[int, tuple[Boxes, int, bytes, bytes]] = {}
     for name, leaf in leaves.items():
-        content = contents.get(name, b"")
         boxes, kind = Boxes.whole(()), None
         if isinstance(leaf, _PlainValue):
-            rows.append(LeafRow(name, leaf.kind, content=content))
+            rows.append(LeafRow(name, leaf.kind))
         else:
             boxes, shape = leaf.boxes, tuple(leaf.shape)
             described = (bool(leaf.sharded), leaf.sharding, leaf.annotation)
-            rows.append(LeafRow(name, "", leaf.dtype, shape, *described, content))
+            rows.append(LeafRow(name, "", leaf.dtype, shape, *described))
             if id(boxes) not in columns:  # leaves that lie alike have one object
                 said = len(boxes), boxes.offsets.tobytes(), boxes.sizes.tobytes()
                 columns[id(boxes)] = boxes, *said

@@ -190,7 +190,11 @@ class _Own:
 
     def take(self, leaves: Leaves) -> None:
         """Take the leaves; ranks may have them in different orders."""
-        found = sorted(((f"{n}\0{kind}", data) for n, kind, data in leaves), key=itemgetter(0))
+        found: list[tuple[str, object]] = []
+        for name, kind, data in leaves:
+            found.append((f"{name}\0{kind}", data))
+            WORK.get().moved = time.monotonic()
+        found.sort(key=itemgetter(0))
         self.names = [name for name, _ in found]
         self.data = [data for _, data in found]
 
@@ -291,7 +295,9 @@ def _leaf(name: str, ranks: Mapping[object, list[int]]) -> Problem:
         text = f"differs on each of {ranks_in_words(every)}"
     else:
         text = f"differs between {' and '.join(_few([*map(ranks_in_words, groups)]))}"
-    return Problem(name.rpartition("\0")[0], kind="replica", text=text)
+    leaf, _, kind = name.rpartition("\0")
+    part = f"{box} " if (box := kind.partition("), ")[2]) else ""  # of a sharded tensor
+    return Problem(leaf, kind="replica", text=part + text)
 
 
 def _few(said: Sequence[str]) -> Sequence[str]:
