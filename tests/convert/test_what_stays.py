@@ -55,7 +55,8 @@ def test_its_size_is_what_was_written(tmp_path: Path, name: str) -> None:
     leaves = {f"w{number}": np.full(1 << 18, number, np.uint8) for number in range(8)}
     xckpt.save(tmp_path / "source", leaves)
     # Each unit is a leaf, and one thread stops after half of them.
-    options = replace(stopping(KeyboardInterrupt), memory_bytes=1 << 20, threads=1)
+    tell = stopping(KeyboardInterrupt).progress
+    options = xckpt.SaveOptions(memory_bytes=1 << 20, threads=1, progress=tell)
     with pytest.raises(KeyboardInterrupt) as raised:
         convert(tmp_path / "source", tmp_path / name, options=options)
     assert re.match(r"1\.0 MiB that were written are kept", raised.value.__notes__[0])
