@@ -34,6 +34,7 @@ from xckpt.convert.mapped_load import MappedLoadPlanner
 from xckpt.convert.run import Converted, convert
 from xckpt.convert.units import run as units_run
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.plan.report import Strictness
 from xckpt.engine.load import load_state
 from xckpt.errors import XckptError
 from xckpt.formats.xckpt import XckptSource
@@ -236,6 +237,7 @@ def test_a_shard_reads_just_what_it_needs(tmp_path: Path, parts: int) -> None:
         planner = MappedLoadPlanner(
             Mapping([Rule("w", "kernel", [Transpose((1, 0))])]),
             lambda: XckptSource(tmp_path / "w"),
+            strictness=Strictness(),
         )
         like: Any = {"kernel": Wanted((64, 256), "float32", boxes)}
         group = run_ranks(1, lambda group: group)[0].result

@@ -150,8 +150,7 @@ class LoadCall:
         return MappedLoadPlanner(
             mapping,
             lambda: others().open_source(),
-            missing=self.strictness.missing,
-            unexpected=self.strictness.unexpected,
+            strictness=self.strictness,
             cast=self.cast,
             allow_lossy=self.allow_lossy,
             rank=group.rank,

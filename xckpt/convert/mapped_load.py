@@ -44,7 +44,7 @@ from xckpt.core.names import join_keys, split_name
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.reads.items import needs_no_items
-from xckpt.core.plan.report import LoadReport, Severity, Strictness
+from xckpt.core.plan.report import LoadReport, Strictness
 from xckpt.core.targets.compare import decide_load
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
@@ -66,11 +66,9 @@ class MappedLoadPlanner(LoadPlanner):
         mapping: how stored tensors become targets.
         open_source: opens the source a second time, to check the mapping's assertions, and targets
             that share memory.
-        strict: refuse missing and unexpected leaves; otherwise load what both sides have.
-        missing: what to do about leaves that the mapping does not make and the checkpoint lacks.
-        unexpected: what to do about leaves of the checkpoint that are neither taken nor wanted.
+        strictness: what to do about leaves that the mapping does not make and the checkpoint lacks,
+            and about leaves of the checkpoint that are neither taken nor wanted.
         cast: allow another dtype than the mapping's.
-        in_place: fill the targets themselves.
         allow_lossy: allow lossy steps of the mapping.
         rank: this process's, of ``ranks`` that share the checks.
         ranks: how many there are.
@@ -82,21 +80,16 @@ class MappedLoadPlanner(LoadPlanner):
         mapping: LeafMapping,
         open_source: Callable[[], TensorSource],
         *,
-        strict: bool = True,
-        missing: Severity | None = None,
-        unexpected: Severity | None = None,
+        strictness: Strictness,
         cast: bool = False,
-        in_place: bool = False,
         allow_lossy: bool = False,
         rank: int = 0,
         ranks: int = 1,
         options: LoadOptions | None = None,
     ) -> None:
         self.mapping = mapping
-        self.strictness: Final = Strictness.of(strict, missing, unexpected)
+        self.strictness: Final = strictness
         self.cast = cast
-        self.in_place: bool = in_place
-        self.always_in_place: bool = in_place
         self.allow_lossy = allow_lossy
         self.options: Final = options or LoadOptions()
         self._open_source = open_source

@@ -123,7 +123,6 @@ def complete(
     values: Mapping[str, ValueEntry | BytesEntry],
     *,
     root: str = "",
-    digests: str = "",
 ) -> Manifest:
     """A draft with what is known at the end.
 
@@ -139,9 +138,7 @@ def complete(
         raise ManifestError(f"{missing[0]}: no rank has written this value")
     leaves = tuple(entries[name] for name in metadata.state_dict_metadata)
     containers = dict(metadata.containers)
-    whole = msgspec.structs.replace(
-        draft, leaves=leaves, digests=digests, root=root, containers=containers
-    )
+    whole = msgspec.structs.replace(draft, leaves=leaves, root=root, containers=containers)
     return _with_data(whole, metadata)
 
 
