@@ -1,4 +1,4 @@
-"""Which folders an environment can test.
+"""Which folders an environment can test, and fixtures of many of them.
 
 torch_xla, the trainers and the site need one each: `make test-xla`, `make test-integrations`,
 `make test-docs`.
@@ -6,8 +6,10 @@ torch_xla, the trainers and the site need one each: `make test-xla`, `make test-
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +25,10 @@ def _a_slow_machine_shows_no_progress() -> Iterator[None]:
         if find_spec("rich"):
             monkeypatch.setattr("xckpt.progress_bar.PATIENCE", 3600.0)
         yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A new path each time."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return (root / str(number) for number in itertools.count())

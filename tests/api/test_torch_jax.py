@@ -7,7 +7,6 @@ NumPy array that both were made from is the oracle. Contents are random bits: Na
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,6 @@ DTYPES = [
 def torch_ranks() -> Iterator[Ranks]:
     with Ranks(4) as ranks:
         yield ranks
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("checkpoints")
-    return (root / str(number) for number in itertools.count())
 
 
 def random_bits(case: Case) -> np.ndarray:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from tests.support.jax_meshes import DTYPES, same, shardings, slices, values
+from tests.support.jax_meshes import DTYPES, mesh, same, shardings, slices, values
 from xckpt.core.adapter import Adapters
 from xckpt.core.geometry.cover import cover_fault, unique
 from xckpt.core.leaf import SourceLeaf
@@ -23,11 +23,6 @@ from xckpt.jax.adapter import ADAPTER, ArraySource
 
 def source_of(leaf: jax.Array) -> ArraySource:
     return ADAPTER.describe(leaf, "model/w")
-
-
-def mesh(*sizes: int) -> Mesh:
-    names = ("a", "b", "c")[: len(sizes)]
-    return Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), names)
 
 
 def test_a_source_is_a_leaf() -> None:

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from numpy.typing import NDArray
 
 from tests.support.examples import examples
-from tests.support.jax_meshes import DTYPES, same, shardings, slices, values, with_64_bits
+from tests.support.jax_meshes import DTYPES, mesh, same, shardings, slices, values, with_64_bits
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import TargetLeaf
 from xckpt.errors import UnsupportedLeafError
@@ -38,11 +38,6 @@ def fill(target: JaxTarget, content: NDArray[np.generic]) -> jax.Array:
 
 def loaded(like: object, content: NDArray[np.generic]) -> jax.Array:
     return fill(target_of(like), content)
-
-
-def mesh(*sizes: int) -> Mesh:
-    names = ("a", "b", "c")[: len(sizes)]
-    return Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), names)
 
 
 @given(case=shardings(), dtype=st.sampled_from(DTYPES), concrete=st.booleans())

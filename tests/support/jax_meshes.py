@@ -18,6 +18,12 @@ AXES = ("data", "model", "expert")
 DTYPES = ("float32", "bfloat16", "int8", "bool", "complex64", "float8_e4m3fn", "int4", "uint32")
 
 
+def mesh(*sizes: int) -> Mesh:
+    """A mesh of axes a, b, c over the first devices."""
+    devices = np.array(jax.devices()[: math.prod(sizes)])
+    return Mesh(devices.reshape(sizes), ("a", "b", "c")[: len(sizes)])
+
+
 @st.composite
 def meshes(draw: st.DrawFn) -> Mesh:
     """A mesh of 1 to 3 axes over some of the devices, in any order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,13 +46,6 @@ def on_rank_group(name: str) -> TorchGroup | None:
         return None
     assert isinstance(group, dist.ProcessGroup)
     return TorchGroup(group, coordinator_rank=len(GROUPS[name]) - 1)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A new path each time."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return (root / str(number) for number in itertools.count())
 
 
 @st.composite

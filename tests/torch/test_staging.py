@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -30,13 +29,6 @@ from xckpt.torch.group import TorchGroup
 SECONDS = 60
 MESHES = {"two": "two", "three": "three", "four": "4"}
 """Group -> the mesh of its ranks."""
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A new path each time."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return (root / str(number) for number in itertools.count())
 
 
 def stage(state: Any, cached: bool = False) -> Any:

@@ -8,7 +8,6 @@ loaded and saved again is the same.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,12 +165,6 @@ def on_rank_resume(rank: int, path: Path, way: str, group: str) -> tuple[list[fl
     xckpt.save(path.with_name(f"{path.name} again"), state, group=on_rank_group(group))
     weight = app.state_dict()["model"]["0.weight"]
     return app.train(3, 6), type(weight).__name__
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("checkpoints")
-    return (root / str(number) for number in itertools.count())
 
 
 @functools.cache

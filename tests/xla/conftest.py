@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -22,10 +20,3 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Transfers:
 def four_ranks() -> Iterator[Ranks]:
     with Ranks(4) as ranks:
         yield ranks
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A new path each time."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return (root / str(number) for number in itertools.count())

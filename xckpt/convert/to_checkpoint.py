@@ -28,15 +28,14 @@ from xckpt.core.manifest.packs import PACKS
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.core.storage import BriefData, SizedItems
+from xckpt.core.storage import SizedItems
 from xckpt.storage.budget import Pool, ProgressCounter, share_of
-from xckpt.storage.chunks.columns import received
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location
 from xckpt.storage.packs.write_packs import joined
-from xckpt.storage.write_checkpoint import ZarrStorageWriter
+from xckpt.storage.write_checkpoint import ZarrStorageWriter, orders_of
 
 IDENTITY = "conversion"
 """The identity of every conversion's staging folder, so that the next conversion finds it."""
@@ -157,10 +156,7 @@ class ConvertingWriter(ZarrStorageWriter):
         items = list(plan.items)
         values = replace(plan, items=[item for item in items if item.tensor_data is None])
         written = super().write_data(values, planner)
-        data = plan.storage_data
-        orders = msgspec.convert(
-            received(data) if isinstance(data, BriefData) else data, WriteOrders
-        )
+        orders = orders_of(plan)
         output = CheckpointOutput(orders, self.target, self._by_part(items))
         folder = orders.location.folder
         resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")

@@ -32,7 +32,7 @@ from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.commit.folder import real_path, sync_folder
 from xckpt.storage.commit.output import OutputPath
 from xckpt.storage.copy_checkpoint import link_or_copy
-from xckpt.storage.foreign.files import read_whole
+from xckpt.storage.foreign.documents import read_whole
 from xckpt.storage.foreign.paths import find_path
 from xckpt.storage.location import storage_errors
 

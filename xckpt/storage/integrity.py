@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
-import tensorstore as ts
 
 from xckpt.core.geometry.box import Int64s
 from xckpt.core.geometry.grid import ZarrArray
@@ -33,7 +32,7 @@ from xckpt.errors import (
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_content, stored_content
-from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.location import Location, Reading, answer, open_store, storage_errors
 from xckpt.storage.packs.places import Places
 from xckpt.storage.refusals import UNREADABLE, replaced
 
@@ -48,7 +47,7 @@ class RequestedDocument:
     key: str
     expected: bytes
     """What the manifest implies."""
-    answer: ts.Future[ts.KvStore.ReadResult] | None
+    answer: Reading | None
     """None for a local file, which is read when it is compared."""
 
 

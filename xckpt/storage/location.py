@@ -23,7 +23,7 @@ from asyncio import CancelledError
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import tensorstore as ts
@@ -276,6 +276,10 @@ def open_store(location: Location) -> ts.KvStore:
         return ts.KvStore.open(location.store_spec(), context=context(location.access)).result()
 
 
+Reading: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
+"""A key that is being read."""
+Writing: TypeAlias = "ts.Future[ts.KvStore.TimestampedStorageGeneration]"
+"""A key that is being written or deleted."""
 Answered = TypeVar("Answered", covariant=True)
 
 

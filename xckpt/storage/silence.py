@@ -17,7 +17,14 @@ import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import StorageError
-from xckpt.storage.location import Answer, Answered, Location, check_process, forget_contexts
+from xckpt.storage.location import (
+    Answer,
+    Answered,
+    Location,
+    Reading,
+    check_process,
+    forget_contexts,
+)
 
 
 def wait_on(asked: Answer[Answered], where: Location, over: float) -> Answered:
@@ -61,7 +68,7 @@ def _give_up(asked: Answer[Answered]) -> None:
     forget_contexts()
 
 
-def _ask(where: Location) -> ts.Future[ts.KvStore.ReadResult]:
+def _ask(where: Location) -> Reading:
     check_process()
     spec: dict[str, object] = {}
     for kind in ("s3", "gcs"):
@@ -71,7 +78,7 @@ def _ask(where: Location) -> ts.Future[ts.KvStore.ReadResult]:
     return store.read(MANIFEST, byte_range=slice(0, 1))
 
 
-def _has_answered(trial: ts.Future[ts.KvStore.ReadResult]) -> bool:
+def _has_answered(trial: Reading) -> bool:
     if not trial.done():
         return False
     error = trial.exception()

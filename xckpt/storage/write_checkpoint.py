@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import tensorstore as ts
 
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, DocumentTree, Manifest, is_packed
@@ -46,7 +45,7 @@ from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
 from xckpt.storage.commit.explain import check_seen, explained, is_there
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.location import Location, Writing, answer, open_store, storage_errors
 
 if TYPE_CHECKING:
     from xckpt.storage.base.base import Base
@@ -92,7 +91,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._draft: Manifest | None = None
         """The manifest of the save under way, without the values."""
         self._documents = DocumentTree((), 0)
-        self._written: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
+        self._written: deque[Writing] = deque()
         """Writes of documents and of the digest file."""
         self._begun: ChunkWrites | None = None
         """The coordinator's own chunks; digests that go to a bucket do not wait for them."""
@@ -170,7 +169,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused, or this rank sees another disk than the coordinator.
         """
-        orders = _orders_of(plan)
+        orders = orders_of(plan)
         if self._staging is None:
             self.target.access.start()
             check_seen(self.target, orders.location)
@@ -317,7 +316,7 @@ def _paths(orders: WriteOrders) -> list[str]:
     return [PACKS, *(array.path for array in alone)]
 
 
-def _orders_of(plan: SavePlan) -> WriteOrders:
+def orders_of(plan: SavePlan) -> WriteOrders:
     """The orders in a plan."""
     data = plan.storage_data
     if isinstance(data, WriteOrders):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import xckpt
 from conformance.implementations.threads import results
 from conformance.strict_reader import StrictCheckpoint
+from tests.storage.base.test_sharing import written_to
 from tests.support.examples import examples
 from xckpt import SaveOptions
 from xckpt.storage.base.chunks import BaseChunks
@@ -36,12 +37,6 @@ def packs(folder: Path) -> dict[str, os.stat_result]:
     found = {each.name: each.stat() for each in (folder / "xckpt.packs").iterdir()}
     found.pop("places", None)
     return found
-
-
-def written_to(folder: Path) -> int:
-    """Bytes of files that the folder alone has."""
-    status = [path.stat() for path in folder.rglob("*") if path.is_file()]
-    return sum(each.st_size for each in status if each.st_nlink == 1)
 
 
 def check(path: Path, state: State) -> None:

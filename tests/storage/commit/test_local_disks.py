@@ -26,7 +26,7 @@ OPTIONS = [SaveOptions(), SaveOptions(crc32c=True), SaveOptions(pack_bytes=1 << 
 @pytest.fixture
 def other_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What rank 1 sees in place of ``tmp_path / "run"``: an empty folder."""
-    place, orders_of = tmp_path / "other", write_checkpoint._orders_of
+    place, orders_of = tmp_path / "other", write_checkpoint.orders_of
     place.mkdir()
 
     def seen(plan: SavePlan) -> WriteOrders:
@@ -37,7 +37,7 @@ def other_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         elsewhere = Location.parse(place / orders.location.folder.name)
         return msgspec.structs.replace(orders, location=elsewhere)
 
-    monkeypatch.setattr(write_checkpoint, "_orders_of", seen)
+    monkeypatch.setattr(write_checkpoint, "orders_of", seen)
     return place
 
 

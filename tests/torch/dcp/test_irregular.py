@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -25,13 +24,6 @@ from tests.support.torch_meshes import Case, cases, on_rank_distribute, on_rank_
 from tests.torch.sharded.test_dtensor import assert_holds, held_by
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A new path each time."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return (root / str(number) for number in itertools.count())
 
 
 @st.composite

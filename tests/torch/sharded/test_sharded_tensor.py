@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,12 +89,6 @@ def on_rank_held(tensor: ShardedTensor) -> Held:
     source = ADAPTER.describe(tensor, "w")
     assert source is not None
     return held_by(source)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("checkpoints")
-    return (root / str(number) for number in itertools.count())
 
 
 def some_ranks(group: str, count: int) -> st.SearchStrategy[tuple[int, ...]]:

@@ -91,12 +91,6 @@ def journeys(draw: st.DrawFn) -> tuple[list[Table], list[Table]]:
     return saved, [draw(tables(table.shape, table.dtype)) for table in saved]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    root = tmp_path_factory.mktemp("checkpoints")
-    return (root / str(number) for number in itertools.count())
-
-
 def on_rank_save(rank: int, path: Path, saved: list[Table]) -> None:
     xckpt.save(path, {f"t{i}": table.on_rank_tensor(rank) for i, table in enumerate(saved)})
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import tensorstore as ts
@@ -22,10 +21,9 @@ from xckpt.storage.base.sharing import SharingWrites, joined, unit_digests
 from xckpt.storage.chunks.orders import BaseOrders, Written
 from xckpt.storage.chunks.shards.files import unit_length
 from xckpt.storage.chunks.units import Unit
+from xckpt.storage.chunks.write_chunks import UnitWriting
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.location import Location, answer, storage_errors
-
-_Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 
 class LinkingWrites(SharingWrites[BaseChunks]):
@@ -56,7 +54,7 @@ class LinkingWrites(SharingWrites[BaseChunks]):
         is_shared = joined(taken) == known and self._share(unit, known)
         return taken if is_shared else super()._write_plain(unit)
 
-    def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
+    def _write(self, unit: Unit, data: NDArray[np.generic]) -> UnitWriting:
         """Share a unit's file, or begin to write it; a shared one is done."""
         known = self._known(unit)
         if not known or digest_array(data) != known or not self._share(unit, known):

@@ -47,6 +47,7 @@ from xckpt.storage.foreign.files import LONGEST_FILE
 from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import (
     Location,
+    Reading,
     answer,
     check_process,
     open_store,
@@ -317,9 +318,7 @@ def _take_write(write: ts.WriteFutures, into: NDArray[np.generic], where: Locati
     return digest_array(into)
 
 
-def _take_value(
-    value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic], where: Location
-) -> bytes:
+def _take_value(value: Reading, into: NDArray[np.generic], where: Location) -> bytes:
     """Wait for an object's value and copy it into a chunk's memory, if the lengths agree."""
     read = answer(value, where)
     if read.state == "missing":

@@ -19,10 +19,8 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
-import tensorstore as ts
 import xxhash
 from numpy.typing import NDArray
 
@@ -32,7 +30,7 @@ from xckpt.core.manifest.packs import runs
 from xckpt.errors import RESTORE, CorruptCheckpointError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.chunks.file_checks import file_problem, stored_content
-from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.location import Location, Reading, answer, open_store, storage_errors
 
 FEW_BYTES = 1 << 20
 """A digest file up to this size (bytes) is read and checked as a whole."""
@@ -49,8 +47,6 @@ RANGE_BYTES = 1 << 23
 GAP_BYTES = 1 << 16
 """Gap that is read along rather than making two requests, bytes."""
 
-_Read: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
-
 
 @dataclass(slots=True)
 class _Range:
@@ -58,7 +54,7 @@ class _Range:
 
     stop: int
     """One past the number of its last digest."""
-    asked: _Read
+    asked: Reading
     content: bytes | None = None
     """None until it is waited for; empty if the file is too short for it."""
 
@@ -76,7 +72,7 @@ class Digests:
     key: str = DIGESTS
     """The file's."""
     _whole: bytes = b""
-    _asked_whole: _Read | None = None
+    _asked_whole: Reading | None = None
     """The whole file, if it was requested."""
     _starts: list[int] = field(default_factory=list[int])
     """The numbers of the first digests of the ranges that were asked for, in order."""
@@ -212,7 +208,7 @@ class Digests:
                 self.check()
         return self._whole
 
-    def _ask(self, first: int, count: int) -> _Read:
+    def _ask(self, first: int, count: int) -> Reading:
         """Begin to read ``count`` digests of the file.
 
         Raises:
@@ -225,7 +221,7 @@ class Digests:
         where = slice(low, low + count * DIGEST_BYTES)
         return open_store(self.root).read(self.key, byte_range=where)
 
-    def _answered(self, asked: _Read, count: int, what: str) -> bytes:
+    def _answered(self, asked: Reading, count: int, what: str) -> bytes:
         """The content of a range of the digest file, which must have ``count`` digests."""
         digests = _content(asked, self.root, self.key)
         if len(digests) != count * DIGEST_BYTES:
@@ -316,7 +312,7 @@ def _take(rows: NDArray[np.uint8], content: bytes, numbers: NDArray[np.int64]) -
     return rows
 
 
-def _content(asked: _Read, root: Location, key: str) -> bytes:
+def _content(asked: Reading, root: Location, key: str) -> bytes:
     """A range of a file; empty if the file is too short for it."""
     with storage_errors(root.child(key)):
         try:

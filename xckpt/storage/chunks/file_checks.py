@@ -18,7 +18,7 @@ import tensorstore as ts
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
-from xckpt.storage.location import Location, answer, open_store
+from xckpt.storage.location import Location, Reading, answer, open_store
 from xckpt.storage.refusals import is_permission, refusal
 
 logger: Final = logging.getLogger("xckpt")
@@ -40,7 +40,7 @@ def file_problem(location: Location, key: str, most: int) -> str:
 
 
 def stored_content(
-    root: Location, key: str, most: int, asked: ts.Future[ts.KvStore.ReadResult] | None = None
+    root: Location, key: str, most: int, asked: Reading | None = None
 ) -> bytes | None:
     """All that is stored under a key; None if nothing is. Of a local file as `file_content`.
 
@@ -152,7 +152,7 @@ def lengths(root: Location, keys: Iterable[str], most: int) -> Iterator[tuple[st
     yield from ((key, None) for key in left)
 
 
-def content_of(reading: ts.Future[ts.KvStore.ReadResult] | None, step: Location) -> bytes | None:
+def content_of(reading: Reading | None, step: Location) -> bytes | None:
     """The manifest of a step; None if it is missing, and empty if it must not or may not be read.
 
     TensorStore's own copy goes with the answer, before it is looked at.

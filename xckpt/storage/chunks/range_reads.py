@@ -16,14 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.manifest.packs import PackRange
 from xckpt.errors import CorruptCheckpointError, XckptError
 from xckpt.storage.chunks.chunk import allocate, open_range
 from xckpt.storage.chunks.requests import Chunk, ChunkRequest
-from xckpt.storage.location import answer
+from xckpt.storage.location import Reading, answer
 
 if TYPE_CHECKING:
     from xckpt.storage.chunks.window import ChunkWindow
@@ -95,9 +94,7 @@ class RangeReads(abc.ABC, Generic[Members]):
             else:
                 task()
 
-    def _read(
-        self, asked: ts.Future[ts.KvStore.ReadResult], start: int, members: Members, end: bytes
-    ) -> None:
+    def _read(self, asked: Reading, start: int, members: Members, end: bytes) -> None:
         """Wait for a range, and hand over its chunks."""
         try:
             content = self._content(asked, members)
@@ -133,7 +130,7 @@ class RangeReads(abc.ABC, Generic[Members]):
             self.take(memory[:size].data, each.start, members)
         self._free.append(memory)
 
-    def _content(self, asked: ts.Future[ts.KvStore.ReadResult], members: Members) -> bytes:
+    def _content(self, asked: Reading, members: Members) -> bytes:
         """A range, unverified.
 
         Raises:

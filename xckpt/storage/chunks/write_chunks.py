@@ -53,7 +53,7 @@ from xckpt.storage.chunks.units import (
     unit_boxes,
     value_units,
 )
-from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.location import Location, Writing, answer, open_store, storage_errors
 
 if TYPE_CHECKING:
     from xckpt.storage.packs.write_packs import PackWrites
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 TOGETHER = 32
 """Small files that a thread writes in a row: handing one over takes as long as writing it."""
 
-_Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
+UnitWriting: TypeAlias = "ts.WriteFutures | Writing"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class UnderWay:
 
     leaf: str
     nbytes: int
-    written: tuple[_Future, ...]
+    written: tuple[UnitWriting, ...]
     reservation: Reservation | None
 
     def wait(self, where: Location) -> None:
@@ -301,7 +301,7 @@ class ChunkWrites:
         self._report.note(unit.array, taken or digests(unit, data))
         return under_way
 
-    def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
+    def _write(self, unit: Unit, data: NDArray[np.generic]) -> UnitWriting:
         array, keep = unit.array, self._may_keep
         is_content = not self.codecs and unit.fills_chunk
         if is_content and data.nbytes <= SMALL_BYTES:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 import tensorstore as ts
@@ -29,9 +29,7 @@ import tensorstore as ts
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.folder import ClaimText
-from xckpt.storage.location import Location, answer
-
-_Written: TypeAlias = "ts.Future[ts.KvStore.TimestampedStorageGeneration]"
+from xckpt.storage.location import Location, Reading, Writing, answer
 
 SECONDS: Final = 2.0
 """Age from which on an answer says too little about a claim."""
@@ -54,7 +52,7 @@ class KeyClaim:
     key: str
     text: bytes
     """Unique to the claim."""
-    _asked: ts.Future[ts.KvStore.ReadResult] | None = None
+    _asked: Reading | None = None
     """The last look at it; None if it was written since."""
     _since: float = -math.inf
     """When that was asked, by `time.monotonic`."""
@@ -68,7 +66,7 @@ class KeyClaim:
 
     @contextlib.contextmanager
     def written(
-        self, store: ts.KvStore, target: Location, asked: _Written | None = None
+        self, store: ts.KvStore, target: Location, asked: Writing | None = None
     ) -> Iterator[None]:
         """Write it while the block runs, unless that was ``asked``; it goes again if that fails."""
         asked = asked or store.write(self.key, self.text)

@@ -52,7 +52,7 @@ from xckpt.storage.commit.conditional import (
 )
 from xckpt.storage.commit.folder import new_identity, sync_folder, sync_tree
 from xckpt.storage.commit.probe import ListingTrial, check_conditions, found_at, note_left
-from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.location import Location, Writing, answer, open_store, storage_errors
 from xckpt.storage.refusals import refusal
 
 REPLACED: Final = "xckpt.replaced"
@@ -87,7 +87,7 @@ class KeyStaging:
     """The keys of a bucket, if they were asked for before the commit."""
     unlisted: Exception | None = None
     """Why what this save has left is not known: packs are named by what is in them."""
-    noting: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
+    noting: Writing | None = None
     """The write of a copy of the old manifest; see `_note_replaced`."""
     trial: ListingTrial | None = None
     """What showed whether the bucket lists, while it is being removed."""

@@ -38,7 +38,7 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import StorageError
 from xckpt.storage.commit.conditional import KeyClaim
 from xckpt.storage.commit.folder import new_identity
-from xckpt.storage.location import Answer, Location, answer
+from xckpt.storage.location import Answer, Location, Writing, answer
 from xckpt.storage.refusals import is_permission, refusal, said_of
 
 logger: Final = logging.getLogger("xckpt")
@@ -129,7 +129,7 @@ class ListingTrial:
         """Of the generation."""
         self._claim = KeyClaim.of(f"{GENERATIONS}/{self.identity}/{CLAIM}", self.identity)
         self._listing: ts.Future[list[bytes]] | None = None
-        self._asked: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
+        self._asked: Writing | None = None
         """Its write, and later its deletion."""
         if target.driver == "gcs":
             self._asked = store.write(self._claim.key, self._claim.text)
@@ -160,7 +160,7 @@ class ListingTrial:
 
     def kept(
         self,
-    ) -> tuple[KeyClaim, ts.Future[ts.KvStore.TimestampedStorageGeneration] | None]:
+    ) -> tuple[KeyClaim, Writing | None]:
         """The claim, for a save that writes that generation, and its write if that has begun."""
         asked, self._asked = self._asked, None
         return self._claim, asked

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from threading import Lock
 from typing import Final
 
@@ -16,9 +16,8 @@ from xckpt.core.manifest.memory import COPIES, LEAST_LIMIT, RAISE, check_memory,
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import MemoryLimitError, StorageError
 from xckpt.options import LoadOptions
-from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.files import read_up_to
 from xckpt.storage.foreign.paths import FilePath
-from xckpt.storage.location import storage_errors
 
 MEMORY_BYTES: Final = LoadOptions().memory_bytes
 """What descriptions may take where the caller does not say."""
@@ -103,11 +102,7 @@ def read_json(path: FilePath, memory: Allowance) -> bytes:
         b'{}'
     """
     most = memory.most // COPIES
-    with storage_errors(path):
-        if not path.is_file():
-            raise StorageError(f"{path} is not a plain file")
-        with closing(open_file(path)) as file:
-            text = file.whole(most)
+    text = read_up_to(path, most)
     if text is None:
         raise MemoryLimitError(
             f"{path}: its JSON of more than {readable_bytes(most)} takes more than memory_bytes "
@@ -115,3 +110,15 @@ def read_json(path: FilePath, memory: Allowance) -> bytes:
         )
     memory.take(json_bytes(text), f"{path}: its JSON of {len(text):,} bytes")
     return text
+
+
+def read_whole(path: FilePath, most: int) -> bytes:
+    """A small file's bytes.
+
+    Raises:
+        StorageError: it is not a plain file, longer than ``most`` bytes, or cannot be read.
+    """
+    data = read_up_to(path, most)
+    if data is None:
+        raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
+    return data

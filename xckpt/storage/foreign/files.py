@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.foreign.paths import FilePath, StoredPath
-from xckpt.storage.location import answer, check_process, storage_errors
+from xckpt.storage.location import Reading, answer, check_process, storage_errors
 
 LONGEST_TRANSFER: Final = 1 << 26
 """Bytes of one call; larger calls are no quicker, and after each the other ranks can hear that this
@@ -41,8 +41,6 @@ LONGEST_FILE: Final = 1 << 62
 
 Range = tuple[int, int]
 """[start, stop), bytes."""
-
-_Answer: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
 
 
 class OpenFile:
@@ -262,19 +260,19 @@ class StoredFile:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _begin(self, part: slice | None, batch: ts.Batch | None = None) -> _Answer:
+    def _begin(self, part: slice | None, batch: ts.Batch | None = None) -> Reading:
         """Request a range, or everything."""
         check_process()
         with storage_errors(self.path):
             return self._store.read(self.path.key, byte_range=part, batch=batch)
 
-    def _finish(self, future: _Answer, start: int, stop: int) -> bytes:
+    def _finish(self, future: Reading, start: int, stop: int) -> bytes:
         data = self._bytes(future)
         if data is None:
             raise _truncated(self.path, start, stop)
         return data
 
-    def _bytes(self, future: _Answer) -> bytes | None:
+    def _bytes(self, future: Reading) -> bytes | None:
         """The bytes of an answer, which must come from the same object as all others.
 
         Returns:
@@ -322,20 +320,17 @@ def open_file(path: FilePath) -> RangeFile:
     return OpenFile(path)
 
 
-def read_whole(path: FilePath, most: int) -> bytes:
-    """A small file's bytes.
+def read_up_to(path: FilePath, most: int) -> bytes | None:
+    """A file's bytes; None if they are more than ``most``.
 
     Raises:
-        StorageError: it is not a plain file, longer than ``most`` bytes, or cannot be read.
+        StorageError: it is not a plain file, or cannot be read.
     """
     with storage_errors(path):
         if not path.is_file():
             raise StorageError(f"{path} is not a plain file")
         with closing(open_file(path)) as file:
-            data = file.whole(most)
-        if data is None:
-            raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
-        return data
+            return file.whole(most)
 
 
 def state_of(path: FilePath) -> bytes:

@@ -17,9 +17,7 @@ from xckpt.core.manifest.packs import PACKS, pack_key
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.plain_files import SLAB_BYTES, new_file, sync, write_at
 from xckpt.storage.commit.folder import sync_folder
-from xckpt.storage.location import Location, storage_errors
-
-_Written = ts.Future[ts.KvStore.TimestampedStorageGeneration]
+from xckpt.storage.location import Location, Writing, storage_errors
 
 
 class PackFile:
@@ -104,7 +102,7 @@ class PackObject:
         self._parts.append(bytes(part))
         self.size += len(part)
 
-    def finish(self) -> tuple[bytes, _Written]:
+    def finish(self) -> tuple[bytes, Writing]:
         """The pack's name, and its write, which has begun.
 
         Raises:

@@ -33,7 +33,7 @@ from xckpt.core.manifest.stored_arrays import StoredArrays
 from xckpt.storage.array import digest_bytes, plain_bools
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import SLAB_BYTES, contents
-from xckpt.storage.location import Location, answer, storage_errors
+from xckpt.storage.location import Location, Writing, answer, storage_errors
 from xckpt.storage.packs.pack_output import PackFile, PackObject
 
 IN_BUCKETS: Final = 4
@@ -86,7 +86,7 @@ class PackWrites:
         """That which fills."""
         self._names: list[bytes] = []
         """Of those that are full."""
-        self._writing: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
+        self._writing: deque[Writing] = deque()
 
     def add(self, data: NDArray[np.generic]) -> tuple[tuple[int, int], bytes]:
         """Append a chunk; its place (pack and offset), and its digest.
