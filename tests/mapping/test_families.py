@@ -83,7 +83,9 @@ def test_what_is_refused(name: str, config: Any, choices: dict[str, Any], words:
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", ""])
+@pytest.mark.parametrize(
+    "text", ["[1]", "{", "", "[" * 100_000], ids=["list", "cut", "empty", "deep"]
+)
 def test_a_configuration_that_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(MappingError, match="not a model's configuration"):

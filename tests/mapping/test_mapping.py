@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -549,7 +550,9 @@ def test_trees_are_taken_for_source_and_target() -> None:
         ("rules = []", "not rules"),
         ("then = 3", "then is a table"),
         ("a = ", "not TOML"),
+        ("a = " + "[" * 100_000, "not TOML"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "mapping.toml"
@@ -557,6 +560,14 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, words: 
     with pytest.raises(MappingError, match=words) as caught:
         Mapping.from_file(path)
     assert str(path) in str(caught.value)
+
+
+def test_no_more_is_read_than_a_mapping_can_have(tmp_path: Path) -> None:
+    path = tmp_path / "mapping.toml"
+    path.touch()
+    os.truncate(path, (64 << 20) + 1)
+    with pytest.raises(MappingError, match=r"mapping\.toml is longer than 64 MiB"):
+        Mapping.from_file(path)
 
 
 def test_a_file_is_named_by_a_path() -> None:

@@ -141,11 +141,15 @@ def test_the_command(root: Path, tmp_path: Path) -> None:
     [
         (["--plan", "nonsense"], "--plan: 'nonsense' is no"),
         (["--plan", "@/nowhere"], "cannot be read"),
+        (["--plan", "@LONG"], "is longer than a plan can be"),
         (["--output", "/nowhere/a.html"], "cannot be written"),
         (["--diff", "hf://x/y"], "xckpt: hf://x/y: the scheme"),
     ],
 )
-def test_the_command_refuses(root: Path, arguments: list[str], words: str) -> None:
+def test_the_command_refuses(root: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+    long = tmp_path / "LONG"
+    long.write_bytes(b" " * ((1 << 20) + 1))
+    arguments = [argument.replace("LONG", str(long)) for argument in arguments]
     step = str(root / "step-00000003")
     done = CliRunner().invoke(commands, ["view", step, "--output", "/dev/null", *arguments])
     assert done.exit_code == 2

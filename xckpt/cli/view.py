@@ -6,7 +6,6 @@ import os
 import sys
 import webbrowser
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +16,9 @@ from xckpt.errors import XckptError
 
 if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
+
+MAX_PLAN = 1 << 20
+"""Characters: no plan is so long, but a device that is named by mistake never ends."""
 
 
 @click.command("view")
@@ -119,9 +121,13 @@ def _text(plan: str) -> str:
     if not plan.startswith("@"):
         return plan
     try:
-        return Path(plan[1:]).read_text(encoding="utf-8")
+        with open(plan[1:], encoding="utf-8") as file:
+            text = file.read(MAX_PLAN + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--plan: {plan[1:]} cannot be read: {error}") from error
+    if len(text) > MAX_PLAN:
+        raise click.UsageError(f"--plan: {plan[1:]} is longer than a plan can be (1 MiB)")
+    return text
 
 
 def has_screen() -> bool:

@@ -84,7 +84,7 @@ def _read_config(path: str | os.PathLike[str]) -> Document:
         file_path = file_path / "config.json" if file_path.is_dir() else file_path
         with closing(open_file(file_path)) as file:
             config = json.loads(file.whole(MAX_CONFIG_BYTES) or b"")
-    except (OSError, ValueError, XckptError) as error:
+    except (OSError, ValueError, RecursionError, XckptError) as error:
         raise MappingError(f"{path} is not a model's configuration: {error}") from error
     if not isinstance(config, dict):
         raise MappingError(f"{file_path} is not a model's configuration: it is not a JSON object")

@@ -31,6 +31,9 @@ from xckpt.mapping.traced import leaf
 VERSION = 1
 """Version of the mapping file's form."""
 
+MAX_FILE_BYTES = 1 << 26
+"""No mapping is so long: a device that never ends is named instead, by mistake."""
+
 RESOLVED = 0.6
 """The part of the time of `LeafMapping.check` that usually goes before the proof."""
 
@@ -243,17 +246,20 @@ class LeafMapping:
         """Read a mapping from a TOML file.
 
         Raises:
-            MappingError: the file is not TOML, or no mapping.
+            MappingError: the file is not TOML, longer than 64 MiB, or no mapping.
             OSError: it cannot be read.
             TypeError: it is not a path.
         """
         with open(os.fspath(path), "rb") as file:  # a number would be an open file of the process
-            try:
-                return cls.from_document(tomllib.load(file))
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise MappingError(f"{os.fspath(path)} is not TOML: {error}") from error
-            except MappingError as error:
-                raise MappingError(f"{os.fspath(path)}: {error}", error.problems) from error
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise MappingError(f"{os.fspath(path)} is longer than 64 MiB: it is no mapping file")
+        try:
+            return cls.from_document(tomllib.loads(text.decode()))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MappingError(f"{os.fspath(path)} is not TOML: {error}") from error
+        except MappingError as error:
+            raise MappingError(f"{os.fspath(path)}: {error}", error.problems) from error
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
