@@ -7,7 +7,10 @@ may send one so late that it begins another round: a call is made again where th
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import tensorstore as ts
 
 import xckpt
 from tests.support.counted_bucket import CountedBucket, SeenRequest, kinds, rounds
+from tests.support.ranks import Ranks
 from tests.support.servers import bucket
 from xckpt.storage.commit import conditional
 from xckpt.storage.location import Location, forget_contexts, open_store
@@ -22,6 +26,7 @@ from xckpt.storage.location import Location, forget_contexts, open_store
 __all__ = ["bucket"]
 
 QUIET = 0.06
+RANKS = 3
 URL = "s3://bucket/run/1"
 
 
@@ -146,3 +151,50 @@ def test_the_claim_of_a_base_is_looked_at_beside_its_digests(bucket: CountedBuck
     # the manifest.
     seen = asked(bucket, lambda: xckpt.save(next(urls), state, base=URL), 9)
     assert rounds(seen) <= 9 and kinds(seen)["COPY chunk"] == 1
+
+
+def save_rows(rank: int, bucket: Mapping[str, str], url: str, keywords: Mapping[str, Any]) -> None:
+    """Save three arrays of which each rank has a row, a value of text, and a base's chunks."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    os.environ |= bucket
+    mesh = init_device_mesh("cpu", (RANKS,))
+    rows = torch.arange(RANKS * 600.0).reshape(RANKS, -1)
+    state = {f"w{n}": distribute_tensor(rows + n, mesh, [Shard(0)]) for n in range(3)}
+    xckpt.save(url, state | {"text": "a" * 5000}, **keywords)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(RANKS) as ranks:
+        yield ranks
+
+
+def test_several_ranks_save_in_as_many_rounds_as_one(bucket: CountedBucket, ranks: Ranks) -> None:
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    urls = (f"s3://bucket/run/{number}" for number in count())
+
+    def save() -> None:
+        ranks.run(save_rows, variables, next(urls), {})
+
+    def overwrite() -> None:
+        ranks.run(save_rows, variables, "s3://bucket/run/0", {"overwrite": True})
+
+    # Look; claim; data, digests, documents; the manifest.
+    seen = asked(bucket, save, 4)
+    assert rounds(seen) <= 4 and kinds(seen)["PUT chunk"] == 3 * RANKS + 1
+    overwrite()  # what was saved in place goes in two rounds, the mark of it last
+    seen = asked(bucket, overwrite, 5)  # and what was there before goes
+    assert rounds(seen) <= 5 and kinds(seen)["PUT chunk"] == 3 * RANKS + 1
+    assert np.array_equal(xckpt.load("s3://bucket/run/0")["w1"][2], np.arange(1201.0, 1801.0))
+
+
+def test_ranks_of_which_one_fails_leave_nothing(bucket: CountedBucket, ranks: Ranks) -> None:
+    """A rank's data that comes late must not come after the coordinator has removed all."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    bucket.refused, bucket.delay = "w2/c/1/0", 0.1
+    answers = ranks.attempt(save_rows, variables, "s3://bucket/run/1", {"overwrite": True})
+    assert all(not saved and "nothing was committed" in why for saved, why in answers)
+    assert bucket.objects == {}

@@ -3,8 +3,7 @@
 `PlainStorageWriter` implements the hooks that most writers leave as they are, and `SizedItems` are
 the items of a plan as a writer goes through them, the largest first. The other protocols are what a
 storage may be able to do besides; the engine looks for each where it can use it. `as_sent` gives a
-plan as another process would have it, `narrow` makes small integers few bytes, and `url_parts` says
-which paths are URLs.
+plan as another process would have it, and `url_parts` says which paths are URLs.
 """
 
 from __future__ import annotations
@@ -89,6 +88,29 @@ class CommitKnowingWriter(Protocol):
 
     def is_committed(self) -> bool:
         """Whether the checkpoint is there all the same; asked after a failure."""
+        ...
+
+
+@runtime_checkable
+class EarlyReportsWriter(Protocol):
+    """A writer of which ranks may report before what they have written is durable.
+
+    What follows from all reports is then written beside it.
+    """
+
+    def report_early(self) -> bool:
+        """Every rank, before `write_data`: whether it reports early, if `settle` is called then.
+
+        The answer is the same on all ranks.
+        """
+        ...
+
+    def follow(self, metadata: Metadata, results: Sequence[object]) -> None:
+        """The coordinator: begin to write what follows from all reports; `finish` gets them too."""
+        ...
+
+    def settle(self) -> None:
+        """Every rank, then: wait until what it has begun to write is durable."""
         ...
 
 
@@ -311,25 +333,3 @@ def sendable(wire: object) -> bytes:
         raise TypeError(
             f"a plan's planner_data and storage_data must be what MessagePack carries: {error}"
         ) from error
-
-
-def narrow(numbers: NDArray[np.int32]) -> bytes:
-    """The numbers, little-endian, behind a byte that says how many bytes each has.
-
-    Example:
-        >>> narrow(np.array([0, 1, -1], np.int32)), len(narrow(np.array([300], np.int32)))
-        (b'\\x01\\x00\\x01\\xff', 3)
-    """
-    lowest, highest = int(numbers.min(initial=0)), int(numbers.max(initial=0))
-    width = np.min_scalar_type(min(lowest, -1 - highest)).itemsize
-    return bytes([width]) + numbers.astype(f"<i{width}").tobytes()
-
-
-def widened(data: bytes) -> NDArray[np.int32]:
-    """The numbers of `narrow`.
-
-    Example:
-        >>> widened(narrow(np.array([-1, 300], np.int32))).tolist()
-        [-1, 300]
-    """
-    return np.frombuffer(data, f"<i{data[0]}", offset=1).astype(np.int32)

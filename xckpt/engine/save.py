@@ -4,7 +4,8 @@
 2. The coordinator: make the global plan and check it against its metadata
    (`xckpt.core.plan.save_checks`); the storage says where each rank writes. Scatter.
 3. Every rank: finish the plan and write. Gather.
-4. The coordinator: check what was written and commit. Broadcast the metadata.
+4. The coordinator: check what was written and commit. Broadcast the metadata. With several ranks
+   `xckpt.engine.write_together` has the last two steps.
 
 A failure in any step reaches every rank as one error (`xckpt.engine.steps`), and nothing is
 committed. A save first waits for the saves in the background (`xckpt.engine.in_flight`).
@@ -17,7 +18,9 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from xckpt.core.geometry.spread import Processes
 from xckpt.core.metadata import JSONValue, Metadata
@@ -31,6 +34,7 @@ from xckpt.core.storage import (
     PlanCachingWriter,
     SharesHost,
     StorageWriter,
+    TypedReportsWriter,
     as_sent,
     place,
 )
@@ -44,7 +48,6 @@ from xckpt.engine.ranks.group import (
     operation,
 )
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
-from xckpt.engine.steps import Reports, all_reduce
 from xckpt.errors import CheckpointExistsError, PlanError
 from xckpt.options import SaveOptions
 
@@ -52,8 +55,6 @@ if TYPE_CHECKING:
     from xckpt.engine.ranks.plans import KnownCommit
 
 PLAN = "plan the save; nothing was committed"
-WRITE = "write; nothing was committed"
-COMMIT = "commit the save"
 COMMITTED = (
     "This came after the commit: the checkpoint is there, whole, although the call did not end."
 )
@@ -104,6 +105,24 @@ def save_state(
         return save.run(group)
 
 
+class Reports:
+    """Carries the ranks' reports of their writes.
+
+    They arrive as plain lists, dicts and bytes; or as what the storage's writer says
+    (`TypedReportsWriter`), which need not copy the bytes of many ranks. A rank may have none: None.
+
+    Example:
+        >>> reports = Reports(object())
+        >>> reports.decode(reports.encode((1, b"digest")))
+        [1, b'digest']
+    """
+
+    def __init__(self, writer: object) -> None:
+        kind = writer.report_type if isinstance(writer, TypedReportsWriter) else object
+        self.encode: Final = msgspec.msgpack.Encoder().encode
+        self.decode: Final = msgspec.msgpack.Decoder(kind | None).decode
+
+
 @dataclass(slots=True)
 class _Save:
     """What a rank does in the steps of one save."""
@@ -140,9 +159,7 @@ class _Save:
                 commit = partial(known.finish, self.writer, self.metadata)
             if self.watch is not None:
                 commit = partial(self.watch.run, "commit", commit)
-            if group.size > 1:  # the other ranks read what a failure says
-                commit = partial(self._committing, commit)
-            answer = all_reduce(group, WRITE, write, commit, Reports(self.writer), COMMIT)
+            answer = self._write_all(group, write, commit)
             if known is not None:
                 return known.committed(answer)
             return self.writer.committed_metadata(answer)
@@ -151,6 +168,22 @@ class _Save:
             if group.size == 1 or not isinstance(error, Exception):  # an interrupt is read, too
                 self._note_commit(error)
             raise
+
+    def _write_all(
+        self,
+        group: Group,
+        write: Callable[[], object],
+        commit: Callable[[list[object]], bytes],
+    ) -> bytes:
+        """Write and commit, on all ranks; the coordinator's answer."""
+        reports = Reports(self.writer)
+        if group.size == 1:
+            return commit([reports.decode(reports.encode(write()))])
+        from xckpt.engine.write_together import write_together
+
+        commit = partial(self._committing, commit)  # the other ranks read what a failure says
+        about = self.writer, self.metadata
+        return write_together(group, *about, write, commit, reports, self.step)
 
     def _committing(self, commit: Callable[[list[object]], bytes], results: list[object]) -> bytes:
         """Commit; a failure says so if the checkpoint is there all the same."""

@@ -23,7 +23,6 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from xckpt.core.storage import TypedReportsWriter
 from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import working
 from xckpt.engine.ranks.group import Group, SuspectingGroup
@@ -86,24 +85,6 @@ class _AsTheyAre:
 
 
 _AS_THEY_ARE = _AsTheyAre()
-
-
-class Reports:
-    """Carries the ranks' reports of their writes.
-
-    They arrive as plain lists, dicts and bytes; or as what the storage's writer says
-    (`TypedReportsWriter`), which need not copy the bytes of many ranks.
-
-    Example:
-        >>> reports = Reports(object())
-        >>> reports.decode(reports.encode((1, b"digest")))
-        [1, b'digest']
-    """
-
-    def __init__(self, writer: object) -> None:
-        kind = writer.report_type if isinstance(writer, TypedReportsWriter) else object
-        self.encode: Final = msgspec.msgpack.Encoder().encode
-        self.decode: Final = msgspec.msgpack.Decoder(kind).decode
 
 
 def reduce_scatter(

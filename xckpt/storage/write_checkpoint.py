@@ -5,19 +5,20 @@
 2. On every rank, `write_data` carries them out (`xckpt.storage.chunks.write_chunks`) and reports
    the digests of the chunks; short values travel in the report itself. With an array's first chunk
    goes its zarr.json; the coordinator writes those of the folders above.
-3. On the coordinator, `finish` puts all digests in the manifest's order, which fails if any chunk
-   was not written exactly once, writes them and the root's zarr.json, and publishes the manifest.
+3. On the coordinator, `follow` puts all digests in the manifest's order, which fails if any chunk
+   was not written exactly once, and begins to write them and the root's zarr.json.
+4. Every rank waits until what it wrote is durable (`settle`); `finish` publishes the manifest.
+
+To a bucket ranks may report before that (`report_early`): what follows from their reports is then
+under way beside their data, for there each wait for an answer counts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,15 +38,15 @@ from xckpt.core.storage import BriefData, PlainStorageWriter, SizedItems
 from xckpt.errors import StorageError
 from xckpt.options import LoadOptions, SaveOptions, checked_options
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, share_of
+from xckpt.storage.budget import Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
-from xckpt.storage.chunks.plain_files import write_file
+from xckpt.storage.chunks.unit_files import DocumentWrites
 from xckpt.storage.chunks.units import merged_digests, merged_values, orders_for
-from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
+from xckpt.storage.chunks.write_chunks import ChunkWrites
 from xckpt.storage.commit.explain import check_seen, explained, is_there
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.location import Location, Writing, answer, open_store, storage_errors
+from xckpt.storage.location import Location
 
 if TYPE_CHECKING:
     from xckpt.storage.base.base import Base
@@ -90,11 +91,14 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
         """The manifest of the save under way, without the values."""
-        self._documents = DocumentTree((), 0)
-        self._written: deque[Writing] = deque()
-        """Writes of documents and of the digest file."""
+        self._files: DocumentWrites | None = None
+        """The coordinator's documents and side files."""
         self._begun: ChunkWrites | None = None
-        """The coordinator's own chunks; digests that go to a bucket do not wait for them."""
+        """This rank's chunks that go to a bucket and are reported already."""
+        self._early = False
+        """Whether `settle` will be called on this rank."""
+        self._complete: tuple[bytes, Manifest] | None = None
+        """The manifest to publish, once it is known."""
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -111,7 +115,6 @@ class ZarrStorageWriter(PlainStorageWriter):
         Raises:
             CheckpointExistsError, StorageError: the path is taken, or the storage refused.
         """
-        self._written = deque()
         self.target.access.start()
         self._staging = staging or begin(
             self.target, overwrite=self.overwrite, planned=planned, shares=self._base is not None
@@ -131,7 +134,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         planned = _planned(metadata, self.codecs, self.options, self._base)
         _check(planned, self.target, self.options)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
-        self._draft, self._documents = planned, DocumentTree(self.codecs, planned.pack_bytes)
+        tree = DocumentTree(self.codecs, planned.pack_bytes)
+        self._draft, self._files = planned, DocumentWrites(self.target, where, tree)
         orders = WriteOrders(where, self.codecs, (), pack_bytes=planned.pack_bytes)
         base_orders = self._base.orders if self._base is not None else None
         given = orders_for(plans, orders, planned, base_orders)
@@ -146,21 +150,10 @@ class ZarrStorageWriter(PlainStorageWriter):
         orders = own_orders(plan, planned, self.target, self.codecs)
         return replace(plan, storage_data=orders), expected_metadata(planned, metadata)
 
-    def _write_documents(
-        self, contents: Iterable[tuple[str, bytes]], pool: Pool | None = None
-    ) -> None:
-        """Start writing documents, if this is the coordinator; no more after one has failed."""
-        if self._staging is not None and pool is not None and self.target.driver == "file":
-            location, rest = self._staging.location, iter(contents)
-            while some := list(islice(rest, TOGETHER)):
-                pool.submit(partial(_write_files, self.target, location, some))
-        elif self._staging is not None:
-            store = open_store(self._staging.location)
-            with storage_errors(self.target):
-                for key, content in contents:
-                    if len(self._written) >= IN_FLIGHT:
-                        answer(self._written.popleft(), self.target)
-                    self._written.append(store.write(key, content))
+    def report_early(self) -> bool:
+        """See `EarlyReportsWriter`."""
+        self._early = bool(self.target.bucket) and self.base is None
+        return self._early
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """Write this rank's items, the coordinator's synced as it commits; report their digests.
@@ -197,10 +190,10 @@ class ZarrStorageWriter(PlainStorageWriter):
                         data = planner.resolve_data(item)
                         writes.write_value(*value_entry(item, data, self.options.chunk_bytes))
                 others = writes.begin_largest(items, pool)
-                leaves = self._draft.leaves if self._draft is not None else ()
-                self._write_documents(self._documents.add(leaves), pool)
+                if self._files is not None and self._draft is not None:
+                    self._files.begin(self._draft.leaves, pool)
                 writes.write_tensors(others, pool)
-            if self._staging is not None and self.target.bucket and orders.base is None:
+            if self._early or (self._files and self.target.bucket and orders.base is None):
                 written = writes.report()
                 closing.pop_all()
                 self._begun = writes
@@ -209,8 +202,27 @@ class ZarrStorageWriter(PlainStorageWriter):
         self.shared_bytes = written.shared
         return written
 
+    def follow(self, metadata: Metadata, results: Sequence[object]) -> None:
+        """Check that every chunk was written once, and begin to write what follows from all."""
+        assert self._staging is not None and self._draft is not None and self._files is not None
+        written = [msgspec.convert(result, Written) for result in results]
+        values = merged_values(metadata, written)
+        manifest = complete(self._draft, metadata, values, root=self._staging.root)
+        manifest, side_files = _with_side_files(manifest, self._draft, written)
+        self._complete = encode(manifest, digest_bytes), manifest
+        long_values = (leaf for leaf in manifest.leaves if isinstance(leaf, BytesEntry))
+        self._files.begin_last(long_values, side_files)
+        if isinstance(self._staging, KeyStaging):
+            self._staging.prepare()
+
+    def settle(self) -> None:
+        """Wait until what this rank has written is durable; see `EarlyReportsWriter`."""
+        with _explaining(self.target, self._staging.location if self._staging else self.target):
+            for begun in filter(None, (self._begun, self._files)):
+                begun.wait()
+
     def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
-        """Check that every chunk was written once, write what follows from all, and publish.
+        """Publish the checkpoint, after `follow` and `settle`, which it calls if need be.
 
         Returns:
             The manifest's bytes.
@@ -219,29 +231,17 @@ class ZarrStorageWriter(PlainStorageWriter):
             PlanError: a chunk or a value was written by no rank, or twice.
             StorageError: the storage refused.
         """
-        assert self._staging is not None and self._draft is not None
-        written = [msgspec.convert(result, Written) for result in results]
-        values = merged_values(metadata, written)
-        manifest = complete(self._draft, metadata, values, root=self._staging.root)
-        manifest, side_files = _with_side_files(manifest, self._draft, written)
-        data = encode(manifest, digest_bytes)
-        long_values = (leaf for leaf in manifest.leaves if isinstance(leaf, BytesEntry))
-        self._write_documents(self._documents.add(long_values))
-        self._write_documents([("zarr.json", self._documents.root()), *side_files])
+        if self._complete is None:
+            self.follow(metadata, results)
+        self.settle()
+        self._committed = self._complete
+        assert self._staging is not None and self._committed is not None
         with _explaining(self.target, self._staging.location):
-            keys = self._staging if isinstance(self._staging, KeyStaging) else None
-            with keys.prepare() if keys else contextlib.nullcontext():
-                if self._begun is not None:
-                    self._begun.wait()
-                with storage_errors(self.target):
-                    for write in self._written:
-                        answer(write, self.target)
-            self._committed = data, manifest
-            self._staging.publish(data)
-        self._staging = self._begun = None
+            self._staging.publish(self._committed[0])
+        self._staging = self._files = self._begun = self._complete = None
         if self._base is not None:
-            self._base.log(written)
-        return data
+            self._base.log([msgspec.convert(result, Written) for result in results])
+        return self._committed[0]
 
     def committed_metadata(self, manifest: bytes) -> Metadata:
         """What the committed manifest says."""
@@ -255,14 +255,11 @@ class ZarrStorageWriter(PlainStorageWriter):
 
     def abort(self) -> None:
         """Remove what was staged; what is committed stays as it is."""
+        for begun in filter(None, (self._files, self._begun)):
+            begun.close()
         if self._staging is not None:
-            for write in self._written:
-                with contextlib.suppress(Exception):
-                    answer(write, self.target)
-            if self._begun is not None:
-                self._begun.close()
             self._staging.abort()
-            self._staging = self._begun = None
+        self._staging = self._files = self._begun = self._complete = None
 
 
 def _base_of(path: str | os.PathLike[str], writer: ZarrStorageWriter) -> Base:
@@ -298,16 +295,6 @@ def _check(planned: Manifest, target: Location, options: SaveOptions) -> None:
 
         most = LoadOptions().memory_bytes
         check_many(planned, str(target), confirmed=options.many_objects, memory_bytes=most)
-
-
-def _write_files(
-    target: Location, location: Location, contents: Iterable[tuple[str, bytes]]
-) -> None:
-    """Write files of a local folder, in a thread."""
-    with storage_errors(target):
-        for key, content in contents:
-            path, synced = f"{location.path}/{key}", not location.unsynced
-            write_file(path, [content], within=location.path, synced=synced)
 
 
 def _paths(orders: WriteOrders) -> list[str]:

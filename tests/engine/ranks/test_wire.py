@@ -17,8 +17,7 @@ from xckpt.core.plan.items import (
     WriteItems,
     WriteItemType,
 )
-from xckpt.core.storage import narrow, widened
-from xckpt.engine.ranks.wire import SavePlanCodec
+from xckpt.engine.ranks.wire import SavePlanCodec, narrow, widened
 
 
 def encode_plan(plan: SavePlan) -> bytes:

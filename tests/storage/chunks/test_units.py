@@ -14,7 +14,7 @@ from tests.support.examples import examples
 from tests.support.steps import steps
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
 from xckpt.core.manifest.write_counts import writers_in_words
-from xckpt.engine.steps import Reports
+from xckpt.engine.save import Reports
 from xckpt.errors import PlanError
 from xckpt.storage.chunks.columns import draft_name
 from xckpt.storage.chunks.orders import Written, WrittenValue

@@ -1,4 +1,4 @@
-"""Plans of saves between ranks, as MessagePack; arrays travel as raw bytes."""
+"""Plans of saves between ranks, as MessagePack; arrays travel as raw bytes, or `narrow`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Block, Boxes
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
-from xckpt.core.storage import BriefData, CanBeBrief, narrow, sendable, widened
+from xckpt.core.storage import BriefData, CanBeBrief, sendable
 
 
 class _SavePlan(msgspec.Struct, array_like=True):
@@ -146,3 +146,25 @@ def _block(rank: int, leaf: bytes, offsets: bytes, sizes: bytes) -> Block:
             np.frombuffer(sizes, np.int64).reshape(shape),
         ),
     )
+
+
+def narrow(numbers: NDArray[np.int32]) -> bytes:
+    """The numbers, little-endian, behind a byte that says how many bytes each has.
+
+    Example:
+        >>> narrow(np.array([0, 1, -1], np.int32)), len(narrow(np.array([300], np.int32)))
+        (b'\\x01\\x00\\x01\\xff', 3)
+    """
+    lowest, highest = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+    width = np.min_scalar_type(min(lowest, -1 - highest)).itemsize
+    return bytes([width]) + numbers.astype(f"<i{width}").tobytes()
+
+
+def widened(data: bytes) -> NDArray[np.int32]:
+    """The numbers of `narrow`.
+
+    Example:
+        >>> widened(narrow(np.array([-1, 300], np.int32))).tolist()
+        [-1, 300]
+    """
+    return np.frombuffer(data, f"<i{data[0]}", offset=1).astype(np.int32)

@@ -22,8 +22,9 @@ from xckpt.core.manifest.decode import encode_body
 from xckpt.core.manifest.entries import Entry, Manifest, ValueEntry
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
-from xckpt.core.storage import BriefData, narrow, widened
+from xckpt.core.storage import BriefData
 from xckpt.core.struct_types import prepare_structs
+from xckpt.engine.ranks.wire import narrow, widened
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.orders import BaseOrders, WriteOrders
 from xckpt.storage.chunks.piece_orders import SomePieces, expanded

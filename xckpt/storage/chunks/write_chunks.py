@@ -12,8 +12,7 @@
    (`Pool.alone`).
 4. A small unit that is all of its chunk is written as an object under the chunk's key: opening an
    array for each would cost more than everything else.
-5. With the first chunk of an array goes its zarr.json.
-6. The digests are reported.
+5. With the first chunk of an array goes its zarr.json. The digests are reported.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation
 from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenValue
-from xckpt.storage.chunks.unit_files import documents_with, write_documents, write_unit
+from xckpt.storage.chunks.unit_files import TOGETHER, documents_with, write_documents, write_unit
 from xckpt.storage.chunks.units import (
     ArraysByLeaf,
     Taken,
@@ -57,9 +56,6 @@ from xckpt.storage.location import Location, Writing, answer, open_store, storag
 
 if TYPE_CHECKING:
     from xckpt.storage.packs.write_packs import PackWrites
-
-TOGETHER = 32
-"""Small files that a thread writes in a row: handing one over takes as long as writing it."""
 
 UnitWriting: TypeAlias = "ts.WriteFutures | Writing"
 
@@ -157,8 +153,8 @@ class ChunkWrites:
     def begin_largest(self, items: SizedItems, pool: Pool) -> Iterator[tuple[int, WriteItem]]:
         """Begin to write the largest tensor items, as far as the budget goes; returns the others.
 
-        Values and empty tensors have no bytes, and are neither.
-        TensorStore is busy with these while the small ones, which come next, need this thread.
+        Values and empty tensors, which have no bytes, are neither. TensorStore is busy with these
+        while the small ones, which come next, need this thread.
 
         Raises:
             PlanError: an item does not fit its grid, or its data does not fit the item.

@@ -20,7 +20,7 @@ import os
 import posixpath
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -89,18 +89,20 @@ class KeyStaging:
     """Why what this save has left is not known: packs are named by what is in them."""
     noting: Writing | None = None
     """The write of a copy of the old manifest; see `_note_replaced`."""
+    asking: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Looks at the claim, from `prepare` on."""
     trial: ListingTrial | None = None
     """What showed whether the bucket lists, while it is being removed."""
 
-    def prepare(self) -> contextlib.AbstractContextManager[None]:
-        """Ask for what `publish` needs to know; what is returned keeps that young meanwhile."""
+    def prepare(self) -> None:
+        """Ask for what `publish` needs to know, and keep that young until then."""
         with storage_errors(self.target):
             store = open_store(self.target)
             if self.target.bucket and self.step is Step.GENERATION:
                 self.listing = store.list()
                 self._note(store)
-            claim = self.claim if self.target.folder is None else None
-            return claim.asked(store) if claim is not None else contextlib.nullcontext()
+            if self.claim is not None and self.target.folder is None:
+                self.asking.enter_context(self.claim.asked(store))
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -111,6 +113,7 @@ class KeyStaging:
                 it was to replace was deleted.
         """
         with storage_errors(self.target):
+            self.asking.close()
             _sync(self)
             store = open_store(self.target)
             replaced = [*self.replaced(store), *self._note_replaced(store)]
@@ -158,20 +161,13 @@ class KeyStaging:
         """What the new manifest will no longer name."""
         if self.step is Step.IN_PLACE:
             return [] if self.target.bucket else [CLAIM]
-        keys = self._keys(store)
+        keys = _keys_of(self, store)
         others = (key for key in keys if not key.startswith(f"{self.root}/"))
         notes = [store.read(key) for key in others if key.endswith(f"/{REPLACED}")]
         kinds = [self.own, *(own_keys(answer(note, self.target).value) for note in notes)]
         if CLAIM in keys and "" not in self.own.groups and not notes:
             kinds.append(BY_SHAPE)  # a save in place was killed, and has left no manifest
         return own_among(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
-
-    def _keys(self, store: ts.KvStore) -> list[str]:
-        """The keys at the path; of a local folder also its folders."""
-        if self.target.folder is not None:
-            return names_below(self.target.folder)
-        listing, self.listing = self.listing, None
-        return [key.decode() for key in answer(listing or store.list(), self.target)]
 
     def _note(self, store: ts.KvStore) -> None:
         """Begin to copy the old manifest, if a later save needs it to clean up after a kill."""
@@ -202,6 +198,7 @@ class KeyStaging:
             note_left(self.target, _written(self), error, failed=True)
 
     def _close(self) -> None:
+        self.asking.close()
         if self.trial is not None:
             self.trial.wait()
         if self.descriptor >= 0:
@@ -232,7 +229,7 @@ class KeyStaging:
     def _listed(self, store: ts.KvStore) -> list[str]:
         """The keys at the path, as far as the store lists them: written keys are known anyway."""
         try:
-            return self._keys(store)
+            return _keys_of(self, store)
         except Exception as error:
             if self.target.folder is not None:
                 raise
@@ -261,6 +258,14 @@ class KeyStaging:
             sizes = {key: (written or {}).get(key, 0) for key in left}
             note_left(self.target, sizes, next(iter(left.values())), failed=not self.committed)
         return bool(left)
+
+
+def _keys_of(staging: KeyStaging, store: ts.KvStore) -> list[str]:
+    """The keys at the path; of a local folder also its folders."""
+    if staging.target.folder is not None:
+        return names_below(staging.target.folder)
+    listing, staging.listing = staging.listing, None
+    return [key.decode() for key in answer(listing or store.list(), staging.target)]
 
 
 def _written(staging: KeyStaging) -> dict[str, int]:
