@@ -22,7 +22,7 @@ from xckpt.api.run.folder import RunFolder
 from xckpt.api.run.reading import RunReading
 from xckpt.api.run.root import RunRoot
 from xckpt.api.run.saves import Rules, RunSaves
-from xckpt.api.save import Path, check_path, group_of_call, names_limits, raised_on_all_ranks
+from xckpt.api.save import Path, check_path, names_limits, raised_on_all_ranks
 from xckpt.core.metadata import JSONValue
 from xckpt.core.run.bases import FULL_EVERY, Bases
 from xckpt.core.run.numbers import checked_step
@@ -126,7 +126,7 @@ class CheckpointManager(RunReading):
                 rules.append(Rules(*temporary.policies))
             options = checked_options(options, SaveOptions, "CheckpointManager")
             bases = Bases(_count(full_every))
-        ranks = group_of_call(find)
+            ranks = find()
         _check_alike(ranks, first, second)
         folder = RunFolder(ranks, first, second)
         super().__init__(folder, RunSaves(folder, rules, options, bases), load_options)

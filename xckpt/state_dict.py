@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from xckpt.api.load_call import check_filled
-from xckpt.api.save import check_planner, group_of_call, names_limits, raised_on_all_ranks
+from xckpt.api.save import check_planner, names_limits, raised_on_all_ranks
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
@@ -68,7 +68,7 @@ def save_state_dict(
             options = getattr(storage_writer, "options", None)
             options = options if isinstance(options, SaveOptions) else SaveOptions()
             planner = default_planner(options)
-    group = group_of_call(find)
+        group = find()
     failure = settle(group)
     with _seen("save_state_dict", storage_writer, SaveOptions, group) as watch:
         return save_state(
@@ -125,7 +125,7 @@ def load_state_dict(
         _check_storage(storage_reader, StorageReader, "ZarrStorageReader")
         check_flags("load_state_dict", no_dist=no_dist)
         check_planner(planner, LoadPlanner, "load_state_dict")
-    group = group_of_call(find)
+        group = find()
     with _seen("load_state_dict", storage_reader, LoadOptions, group) as watch:
         loaded = load_state(
             state_dict,
