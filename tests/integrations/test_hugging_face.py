@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,17 @@ def test_a_resumed_run_is_the_uninterrupted_one(stop: int, tmp_path: Path) -> No
     trainer, resumed = trained(tmp_path / "run", resume=path if stop == 8 else True)
     assert trainer.state.global_step == STEPS
     assert all(map(torch.equal, whole, resumed))
+
+
+def test_weights_alone_are_no_run_to_resume(tmp_path: Path) -> None:
+    trained(tmp_path, stop=5, save_only_model=True)
+    path = tmp_path / "checkpoint-5"
+    said = re.escape(f"{path} was saved with save_only_model: it holds the model, but no state of")
+    with pytest.raises(xckpt.TreeMismatchError, match=f"^{said} the optimizer.* new run") as caught:
+        trained(tmp_path, resume=True)
+    assert any((problem.leaf or "").startswith("optimizer/") for problem in caught.value.problems)
+    trainer, _ = trained(tmp_path / "other", stop=1)
+    xckpt.load_into(path, {"model": trainer.model})
 
 
 def test_it_resumes_from_the_plain_trainer(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -107,9 +108,12 @@ class XckptTransport(CheckpointTransport):
         )
 
     def shutdown(self, wait: bool = True) -> None:
-        """Delete what was sent."""
+        """Delete what was sent, and the folder of this transport."""
         del wait
         self._forget()
+        if (folder := Location.parse(self._place).folder) is not None:
+            with suppress(OSError):  # it isn't there, or holds what another one has put there
+                os.rmdir(folder)
 
     def _forget(self) -> None:
         if self._sent is not None:
