@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from xckpt.errors import MappingError
+from xckpt.errors import MappingError, naming
 from xckpt.mapping.operations import Each, Exactness, Operation, Stack, Unstack
 from xckpt.mapping.operations.base import (
     arity_of,
@@ -73,7 +73,8 @@ class Rule:
         put(self, "operations", _checked(operations))
         if not (indices is None or is_table(indices)):
             raise TypeError(f"indices are a dict such as {{'layer': 12}}, not {indices!r}")
-        ranges = {name: _range(name, values) for name, values in (indices or {}).items()}
+        with naming(f"rule {self}"):
+            ranges = {name: _range(name, values) for name, values in (indices or {}).items()}
         put(self, "indices", ranges)
         put(self, "optional", _names("optional", optional))
         put(self, "assumes", assumes)
@@ -174,10 +175,13 @@ class Rule:
         operations, indices = document.get("operations", ()), document.get("indices", {})
         if not is_list(operations) or not is_table(indices):
             raise MappingError(f"operations are a list and indices a table: {dict(document)!r}")
+        source, target = (_names(side, document.get(side, ())) for side in ("source", "target"))
+        with naming(f"rule {_arrow(source, target)}"):
+            made = [operation_from_document(each) for each in operations]
         return cls(
-            document.get("source", ()),
-            document.get("target", ()),
-            [operation_from_document(each) for each in operations],
+            source,
+            target,
+            made,
             indices,
             document.get("optional", ()),
             assumes,
@@ -202,7 +206,7 @@ class Rule:
         }
 
     def __str__(self) -> str:
-        return f"{_listed(self.source)} -> {_listed(self.target)}"
+        return _arrow(self.source, self.target)
 
     def __hash__(self) -> int:
         return hash((self.source, self.target, self.operations))
@@ -244,6 +248,10 @@ def _checked(operations: object) -> tuple[Operation, ...]:
             f"Rule.from_document takes a table"
         )
     return tuple(operations)
+
+
+def _arrow(source: tuple[str, ...], target: tuple[str, ...]) -> str:
+    return f"{_listed(source)} -> {_listed(target)}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -120,7 +120,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """The operation with these arguments, as a document writes them."""
-        return msgspec.convert(fields, cls)
+        return cls(**fields)
 
     def __str__(self) -> str:
         main, *rest = self.to_document().items()
@@ -204,14 +204,13 @@ def operation_from_document(document: object) -> Operation:
         )
     kind = OPERATIONS[names[0]]
     fields = {key: value for key, value in document.items() if key != names[0]}
-    first = kind.__struct_fields__[0]
-    if first in fields:
-        raise MappingError(f"{dict(document)!r}: {first!r} stands under {names[0]!r}")
+    first, *others = kind.__struct_fields__
+    if strange := [str(key) for key in fields if key not in others]:
+        takes = f"{names[0]} has {first} under its name, {', '.join(others) or 'nothing'} beside it"
+        raise MappingError(f"{takes}, not {', '.join(strange)}")
     try:
         return kind.from_fields({first: document[names[0]], **fields})
-    except MappingError:
-        raise
-    except ValueError as error:  # msgspec.ValidationError is one
+    except (TypeError, ValueError) as error:
         raise MappingError(f"{names[0]}: {error}") from error
 
 
@@ -341,7 +340,7 @@ class Each(Operation, frozen=True):
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """The operation, its branches read as operations themselves."""
         branches = fields["branches"]
-        if len(fields) > 1 or not all(map(is_list, branches)):
+        if len(fields) > 1 or not is_list(branches) or not all(map(is_list, branches)):
             raise ValueError("it is a list of lists of operations")
         return cls(tuple(tuple(map(operation_from_document, branch)) for branch in branches))
 
