@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from xckpt.engine.groups import find_group
 from xckpt.engine.ranks.group import operation
 from xckpt.engine.steps import broadcast
 from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.location import Location
 from xckpt.storage.refusals import error_of_reading
 
 T = TypeVar("T")
@@ -140,6 +142,20 @@ def remove(path: str | os.PathLike[str]) -> None:
         os.remove(path)
     elif exists(path):
         delete(path)
+
+
+def remove_empty(path: str) -> None:
+    """Remove a local folder if nothing lies in it; anything else stays.
+
+    Example:
+        >>> os.mkdir("nothing")
+        >>> remove_empty("nothing")
+        >>> os.path.exists("nothing")
+        False
+    """
+    if (folder := Location.parse(path).folder) is not None:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def is_ours(checkpoint: object) -> TypeGuard[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from xckpt.api.load import load
 from xckpt.api.places import exists
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
-from xckpt.integrations.newest import remove
+from xckpt.integrations.newest import remove, remove_empty
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.storage.location import Location
 
@@ -111,9 +110,7 @@ class XckptTransport(CheckpointTransport):
         """Delete what was sent, and the folder of this transport."""
         del wait
         self._forget()
-        if (folder := Location.parse(self._place).folder) is not None:
-            with suppress(OSError):  # it isn't there, or holds what another one has put there
-                os.rmdir(folder)
+        remove_empty(self._place)
 
     def _forget(self) -> None:
         if self._sent is not None:

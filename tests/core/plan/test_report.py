@@ -116,15 +116,28 @@ def test_each_rule_leaves_the_other_alone(path: str) -> None:
         xckpt.load(path, like, strict=False, missing="error")
 
 
-@pytest.mark.parametrize("like", [{"modle": {"w": np.zeros(3)}}, {}, {"a": [], "b": {}}])
-def test_a_load_of_nothing_is_an_error_even_when_both_are_ignored(path: str, like: object) -> None:
+def test_a_load_that_finds_nothing_is_an_error_even_when_both_are_ignored(path: str) -> None:
     for call in (xckpt.load, xckpt.load_into):
         with pytest.raises(TreeMismatchError, match="since nothing would be loaded"):
-            call(path, like, strict=False)
+            call(path, {"modle": {"w": np.zeros(3)}}, strict=False)
     with pytest.raises(TreeMismatchError) as caught:
         xckpt.load(path, {"modle": 0, "steps": 1}, strict=False)
     leaves = [problem.leaf for problem in caught.value.problems]
     assert leaves == ["modle", "steps", "model/w", "opt/mu", "step"]
+
+
+@pytest.mark.parametrize("like", [{}, {"a": [], "b": {}}], ids=["empty", "containers"])
+def test_a_target_without_leaves_loads_nothing_where_that_is_allowed(
+    path: str, like: object
+) -> None:
+    """As of a module without parameters."""
+    with pytest.raises(TreeMismatchError, match="3 leaves in the checkpoint but not wanted"):
+        xckpt.load_into(path, like)
+    report = xckpt.load_into(path, like, unexpected="ignore")
+    assert report == xckpt.LoadReport((), left=("model/w", "opt/mu", "step"))
+    assert xckpt.load(path, like, strict=False) == like
+    with pytest.warns(UserWarning, match="3 leaves left in the checkpoint, not wanted: model/w"):
+        xckpt.load(path, like, unexpected="warn")
 
 
 def test_an_empty_tree_loads_from_an_empty_checkpoint() -> None:

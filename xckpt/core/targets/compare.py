@@ -195,8 +195,9 @@ def decide_load(
         problems += unexpected(left)
     if problems:
         raise mismatch(problems, mapped=mapped)
-    if stored and len(missing) == len(wanted):
-        # A wrong key looks like this: it must not pass for a load.
+    if stored and missing and len(missing) == len(wanted):
+        # A wrong key looks like this: it must not pass for a load. A target without leaves may, for
+        # a module without parameters is one: torch, DCP and Orbax load nothing into it, too.
         gone = [Problem(n, kind=MISSING, text=not_stored(n, metadata)) for n in missing]
         advice = "an error under any rule, since nothing would be loaded"
         raise mismatch([*gone, *unexpected(left)], advice, mapped=mapped)

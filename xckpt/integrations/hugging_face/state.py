@@ -15,9 +15,10 @@ import os
 from pathlib import Path
 from typing import Any, Final, cast
 
+from xckpt.api.load import load_into
 from xckpt.api.open import open as open_checkpoint
 from xckpt.core.metadata import JSONValue
-from xckpt.errors import NotACheckpointError
+from xckpt.errors import NotACheckpointError, TreeMismatchError
 from xckpt.integrations.absent import absent
 from xckpt.integrations.newest import check_whole, is_ours
 
@@ -28,6 +29,12 @@ except ImportError as error:
 
 STATE_FILE: Final = "trainer_state.json"
 """The last that the plain trainer writes into a checkpoint."""
+
+WEIGHTS_ONLY: Final = (
+    "{} was saved with save_only_model: it holds the model, but no state of the optimizer, the "
+    "schedule and the generators to resume from. Resume from a checkpoint that was saved without "
+    "it; or begin a new run from the model: xckpt.load_into(path, {{'model': model}})"
+)
 
 
 def notes(trainer: Any, checkpoint: str) -> dict[str, JSONValue]:
@@ -82,3 +89,18 @@ def checked(checkpoint: str) -> str:
     if not Path(checkpoint, STATE_FILE).exists():
         raise NotACheckpointError(f"{checkpoint} was never finished: it has no {STATE_FILE}")
     return checkpoint
+
+
+def load_moments(checkpoint: str, moments: dict[str, Any]) -> None:
+    """Load what is saved of optimizer, schedule and scaler.
+
+    Raises:
+        TreeMismatchError: the checkpoint holds none of it, or of another model.
+        XckptError: as `xckpt.load_into`.
+    """
+    try:
+        load_into(checkpoint, moments, unexpected="ignore")
+    except TreeMismatchError as error:
+        if any(name.startswith("optimizer/") for name in open_checkpoint(checkpoint)):
+            raise
+        raise TreeMismatchError(WEIGHTS_ONLY.format(checkpoint), error.problems) from None

@@ -18,14 +18,12 @@ batches to skip:
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any
 
 from xckpt.api.load import load_into
-from xckpt.api.open import open as open_checkpoint
 from xckpt.api.save import save
-from xckpt.errors import TreeMismatchError
 from xckpt.integrations.absent import absent
-from xckpt.integrations.hugging_face.state import checked, notes, write_state_file
+from xckpt.integrations.hugging_face.state import checked, load_moments, notes, write_state_file
 from xckpt.integrations.newest import is_ours, newest_whole, remove_outdated
 from xckpt.integrations.random_state import load_random_states, random_states
 
@@ -36,12 +34,6 @@ except ImportError as error:
     Trainer = sort_checkpoints = absent("transformers", error)
 
 __all__ = ["XckptTrainer"]
-
-WEIGHTS_ONLY: Final = (
-    "{} was saved with save_only_model: it holds the model, but no state of the optimizer, the "
-    "schedule and the generators to resume from. Resume from a checkpoint that was saved without "
-    "it; or begin a new run from the model: xckpt.load_into(path, {{'model': model}})"
-)
 
 
 class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
@@ -113,13 +105,7 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if not is_ours(checkpoint):
             return super()._load_optimizer_and_scheduler(checkpoint)
-        try:
-            load_into(checkpoint, self._moments(), unexpected="ignore")
-        except TreeMismatchError as error:
-            if any(name.startswith("optimizer/") for name in open_checkpoint(checkpoint)):
-                raise
-            said = WEIGHTS_ONLY.format(checkpoint)
-            raise TreeMismatchError(said, error.problems) from None
+        load_moments(checkpoint, self._moments())
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if not is_ours(checkpoint):
