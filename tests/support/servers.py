@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from tests.support.counted_bucket import CountedBucket, counted_in_thread, environment_of
 from tests.support.faulty_bucket import FaultyBucket, in_front_of
 from tests.support.gcs_server import GCSServer
+from tests.support.s3_server import buckets_with, s3_server
 from xckpt.storage.location import forget_contexts
 
 __all__ = ["bucket", "environment", "faulty_gcs", "faulty_s3", "gcs", "new_place", "s3"]
@@ -52,17 +50,16 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedBucket]:
 
 @pytest.fixture(scope="module")
 def s3(environment: pytest.MonkeyPatch) -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    environment.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    environment.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    environment.setenv("AWS_REGION", "us-east-1")
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+    buckets_with("bucket")
+    server = s3_server()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for name, value in environment_of(server.server_port).items():
+        environment.setenv(name, value)
     yield "s3://bucket"
-    server.stop()
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 def lead_to_gcs(environment: pytest.MonkeyPatch, address: str) -> None:

@@ -14,27 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import unquote
 
-from moto.moto_server.werkzeug_app import (
-    DomainDispatcherApplication,
-    MotoRequestHandler,
-    create_backend_app,
-)
-from moto.s3.models import s3_backends
-from werkzeug.serving import make_server
-
 from conformance.crash.bucket import Objects
 from tests.conformance.crash.holding import Holding
+from tests.support.counted_bucket import environment_of
+from tests.support.s3_server import buckets_with, s3_app, s3_server
 
-BUCKET, REGION = "held", "us-east-1"
+BUCKET = "held"
 """The bucket has a name of its own: what moto's other servers hold in this process stays there."""
-ACCOUNT = "123456789012"
-"""Moto's own, whatever the credentials."""
 
 Environ = dict[str, Any]
 Start = Callable[..., Any]
@@ -50,23 +41,14 @@ class HoldingS3(Holding):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._moto = s3_app()
         self._one_change = threading.Lock()
-        self._server = make_server(
-            "127.0.0.1", 0, self._answer, threaded=True, request_handler=MotoRequestHandler
-        )
-        self._backend = s3_backends[ACCOUNT]["aws"]
-        self._backend.create_bucket(BUCKET, REGION)
+        self._server = s3_server(self._answer)
+        self._backend = buckets_with(BUCKET)
         self.url = f"s3://{BUCKET}"
 
     def environment(self) -> dict[str, str]:
-        return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
-            "AWS_ACCESS_KEY_ID": "nobody",
-            "AWS_SECRET_ACCESS_KEY": "nothing",
-            "AWS_REGION": REGION,
-        }
+        return environment_of(self._server.server_port)
 
     def everything(self) -> Objects:
         keys = self._backend.buckets[BUCKET].keys
