@@ -366,6 +366,41 @@ def test_the_interpreter_waits_for_a_save(tmp_path: Path, ending: str, code: int
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+LATE = """
+import atexit, sys, threading
+import numpy as np
+import xckpt
+
+folder, how = sys.argv[1:]
+
+def save():
+    for step in range(3):  # of the last two, one has to wait for the one before
+        saving = xckpt.save_async(f"{folder}/{step}", {"w": np.full(1_000_000, step)})
+    print(saving.done())
+
+def thread():
+    threading.main_thread().join()
+    save()
+
+if how == "after another":
+    xckpt.save_async(f"{folder}/early", {"w": 1})
+if how == "in a thread":
+    threading.Thread(target=thread).start()
+else:
+    atexit.register(save)
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["as the first", "after another", pytest.param("in a thread", marks=pytest.mark.thorough)],
+)
+def test_the_interpreter_waits_for_a_save_that_begins_at_its_end(tmp_path: Path, how: str) -> None:
+    ended = end_of(LATE, tmp_path, how)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
+    assert all((xckpt.load(tmp_path / str(step))["w"] == step).all() for step in range(3))
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_an_interrupt_while_the_thread_is_started_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import xckpt
 from xckpt.staging import BlockingAsyncStager
+from xckpt.storage.commit.remove import Pace
 
 STATE = {"w": np.arange(4.0)}
 
@@ -120,3 +122,30 @@ def test_another_thread_waits_for_a_save_whose_state_is_copied(tmp_path: Path) -
     xckpt.save_async(tmp_path / "first", STATE, stager=Slow()).result()
     thread.join()
     assert order == ["copied", "saved"]
+
+
+def test_a_handler_may_wait_for_deletions_while_its_thread_begins_to_wait() -> None:
+    """At each line and call of the one, the other is made in its place."""
+    pace, calls = Pace(10.0), 0
+
+    def nested(frame: object, event: str, argument: object) -> Any:
+        nonlocal calls
+        if event in ("line", "return"):
+            calls += 1
+            pace.hurry()
+        return nested
+
+    def run() -> None:
+        sys.settrace(nested)
+        try:
+            pace.hurry()
+        finally:
+            sys.settrace(None)
+        pace.rest(30)
+
+    ends(run)
+    assert calls > 1
+    pace.calm()
+    began = time.monotonic()
+    pace.rest(0.05)
+    assert time.monotonic() - began >= 0.05

@@ -244,7 +244,7 @@ def test_an_interrupt_of_the_end_leaves_the_pace(tmp_path: Path) -> None:
     goes_on = threading.Event()
     remover.run(goes_on.wait)
     interrupted(remover.wait)
-    assert not remover._pace._hurry.is_set()
+    assert not remover._pace._hurried
     goes_on.set()
     remover.wait()
     assert isinstance(remover._pace, Pace)

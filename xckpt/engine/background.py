@@ -9,7 +9,9 @@
    the stager travels with the ranks' plans: every rank raises, and nothing is committed.
 4. Let the thread go on. `SaveFuture` says how the save ended.
 
-The interpreter's exit waits for the save in flight, and logs a failure that was never asked for.
+The interpreter's exit waits for the save in flight, and logs a failure that was never asked for. A
+save that begins later, in a function of `atexit` or in a thread that outlives the main one, is
+waited for by `begin`.
 Threads that play the ranks of one group in one process do not wait for each other.
 """
 
@@ -203,7 +205,8 @@ def begin(
     """Stage a state and save it in a thread; collective on a group's first call.
 
     Raises:
-        XckptError: an earlier save failed, and its result was never asked for.
+        XckptError: an earlier save failed, and its result was never asked for; or this one did,
+            and the interpreter is ending.
     """
     failure = settle(group)
     background = group.in_background() if isinstance(group, BackgroundGroup) else group
@@ -231,7 +234,10 @@ def begin(
         work.copied.add_done_callback(lambda copied: _end(staged, _failure(copied)))
         work.go_on.set()
         status.beginner = None
-    return SaveFuture(status, staged)
+    saving = SaveFuture(status, staged)
+    if _exit_began.is_set():
+        saving.result()
+    return saving
 
 
 def _stage(stager: AsyncStager, state: State, until: Future[Metadata]) -> Future[State]:
@@ -284,16 +290,24 @@ def _take_spare() -> BlockingAsyncStager:
         return BlockingAsyncStager(cache_staged_state_dict=True)
 
 
+_exit_began: Final = threading.Event()
+"""Set before `_finish` looks for the last time at what is in flight."""
+
+
 @cache
 def _register_exit() -> None:
     # The standard library has no public name for what runs before thread pools are shut;
-    # `atexit` runs after that, when a save can no longer go on.
-    threading._register_atexit(_finish)  # type: ignore[attr-defined]
+    # `atexit` runs after that, when nobody waits for a save any more.
+    try:
+        threading._register_atexit(_finish)  # type: ignore[attr-defined]
+    except RuntimeError:  # too late: this is the first save, in a function of `atexit`
+        _exit_began.set()
     os.register_at_fork(after_in_child=_forget_all)
 
 
 def _finish() -> None:
     """At exit: wait for what is in flight, and log failures that were never asked for."""
+    _exit_began.set()
     for save in list(IN_FLIGHT):
         error = save.take_failure()
         if error is not None:

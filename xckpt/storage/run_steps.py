@@ -288,9 +288,9 @@ class Remover:
         """Wait for the deletions of some names."""
         with self._lock:
             tasks = [task for task, name in self._tasks.items() if concerns(name)]
-        waiting = [task for task in tasks if not task.done()]
-        if waiting:
-            check_process()  # in a forked child none of them ends
+        if not (waiting := [task for task in tasks if not task.done()]):
+            return
+        check_process()  # in a forked child none of them ends
         self._pace.hurry()
         try:
             for task in waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,43 @@ def test_a_forked_child_is_ended_by_the_signal(watching: Preemption) -> None:
     child.kill()
     assert ended == -signal.SIGTERM
     assert not watching.asked()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_a_child_is_ended_by_a_signal_that_comes_before_it_runs(watching: Preemption) -> None:
+    """Python forgets what comes so early, where it has a handler of its own."""
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            time.sleep(2)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert not watching.asked()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+@pytest.mark.parametrize("own", [True, False])
+def test_a_forked_child_has_the_handler_that_was_there(own: bool) -> None:
+    """Of runs inside each other, and not where a handler was set meanwhile."""
+    first = lambda *_: None  # noqa: E731
+    before = signal.signal(signal.SIGTERM, first)
+    runs = [Preemption(), Preemption()]
+    try:
+        for run in runs:
+            run.watch()
+        last = signal.getsignal(signal.SIGTERM) if own else (lambda *_: None)
+        signal.signal(signal.SIGTERM, last)
+        if (child := os.fork()) == 0:
+            os._exit(signal.getsignal(signal.SIGTERM) is not (first if own else last))
+        assert os.waitpid(child, 0)[1] == 0
+        assert signal.getsignal(signal.SIGTERM) == last
+    finally:
+        for run in reversed(runs):
+            run.rest()
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_parent_goes_on_noting_it(watching: Preemption) -> None:
@@ -103,6 +141,18 @@ def test_runs_that_begin_and_end_in_any_order_leave_nothing(order: list[str], at
         assert bool(received) == (at < len(order))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_that_begins_again_after_another_notes_a_signal(called: list[int]) -> None:
+    """The handlers of both lead to each other."""
+    one, other = Preemption(), Preemption()
+    for step in (one.watch, other.watch, one.rest, one.watch):
+        step()
+    signal.raise_signal(signal.SIGTERM)
+    assert one.asked() and other.asked()
+    one.rest()
+    other.rest()
+    assert called and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
 def _hand_on(handler: Callable[..., object], *arguments: object) -> None:

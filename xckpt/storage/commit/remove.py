@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import tensorstore as ts
@@ -64,7 +64,9 @@ class Pace:
     def __init__(self, per_second: float | None = None) -> None:
         self._per_second = per_second
         self._next = 0.0
-        self._hurry = threading.Event()
+        self._hurried = False
+        # No event: a handler of signals that deletes, or saves, would wait for its lock for ever.
+        self._wake: SimpleQueue[None] = SimpleQueue()
 
     @property
     def at_once(self) -> int:
@@ -80,15 +82,19 @@ class Pace:
 
     def rest(self, seconds: float) -> None:
         """Wait, unless a caller waits for the end."""
-        self._hurry.wait(seconds)
+        until = time.monotonic() + seconds
+        while not self._hurried and (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=left)
 
     def hurry(self) -> None:
         """Stop pausing: a caller waits for the end."""
-        self._hurry.set()
+        self._hurried = True
+        self._wake.put(None)
 
     def calm(self) -> None:
         """Pause again: no caller waits for the end any more."""
-        self._hurry.clear()
+        self._hurried = False
 
 
 @dataclass(slots=True)
