@@ -153,6 +153,22 @@ def test_the_claim_of_a_base_is_looked_at_beside_its_digests(bucket: CountedBuck
     assert rounds(seen) <= 9 and kinds(seen)["COPY chunk"] == 1
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_more_chunks_are_under_way_than_there_are_threads(
+    bucket: CountedBucket, threads: int
+) -> None:
+    state = {f"w{n}": np.full(90_000, n, np.int32) for n in range(12)}
+    urls = (f"s3://bucket/run/{number}" for number in count())
+
+    def save(options: xckpt.SaveOptions) -> list[SeenRequest]:
+        return asked(bucket, lambda: xckpt.save(next(urls), state, options=options), 4)
+
+    assert rounds(save(xckpt.SaveOptions(threads=threads))) <= 4
+    few = xckpt.SaveOptions(threads=threads, memory_bytes=4 * state["w1"].nbytes)
+    assert 5 <= rounds(save(few)) <= 8  # of as many as the memory allows, and no fewer
+    assert np.array_equal(xckpt.load("s3://bucket/run/1")["w7"], state["w7"])  # type: ignore[index]
+
+
 def save_rows(rank: int, bucket: Mapping[str, str], url: str, keywords: Mapping[str, Any]) -> None:
     """Save three arrays of which each rank has a row, a value of text, and a base's chunks."""
     import torch

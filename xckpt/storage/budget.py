@@ -135,12 +135,18 @@ class Budget:
         """Whether continuing, and so waiting, is pointless: never."""
         return False
 
-    def reserve(self, size: int) -> None:
-        """Wait until ``size`` bytes fit the budget, and take them."""
+    def reserve(self, size: int, unless: Callable[[], object] = bool) -> bool:
+        """Wait until ``size`` bytes fit the budget, and take them; whether they are taken.
+
+        ``unless`` ends the wait once it is true, which is looked at when something is released.
+        """
         with self._freed:
             if not self.has_room(size):
-                self._freed.wait_for(lambda: self.has_room(size))
+                self._freed.wait_for(lambda: self.has_room(size) or unless())
+                if not self.has_room(size):
+                    return False
             self._used += min(size, self.budget)
+            return True
 
     def has_room(self, size: int) -> bool:
         """Whether `reserve` would not wait."""

@@ -7,12 +7,10 @@
    (`xckpt.storage.chunks.units`). What a local file holds as it is goes there in slabs, each
    digested on its way (`write_plain`), in threads; small units many to a thread.
 3. Any other unit's view goes to TensorStore, uncopied if it is in C order, and while TensorStore
-   writes it the digest of each chunk in it is taken from the same memory. The thread that begins it
-   waits, later, until it is durable: the caller's or, where there are processors for it, another
-   (`Pool.alone`).
+   writes it the digest of each chunk is taken from the same memory: by the caller or, where there
+   are processors for it, in threads (`Pool.alone`). The caller waits until it is durable.
 4. A small unit that is all of its chunk is written as an object under the chunk's key: opening an
-   array for each would cost more than everything else.
-5. With the first chunk of an array goes its zarr.json. The digests are reported.
+   array for each would cost more than all else. With an array's first chunk goes its zarr.json.
 """
 
 from __future__ import annotations
@@ -189,7 +187,8 @@ class ChunkWrites:
             self._wait(self._begun.popleft())
         if self._unsent and not pool.has_room(size):
             self._send(pool)
-        pool.reserve(size)
+        while not pool.reserve(size, unless=self._begun.__len__):
+            self._wait(self._begun.popleft())
         units = item_units(item, array, self.planner)
         reservation = Reservation(pool, size, Countdown(len(units)))
         for unit in units:
@@ -203,9 +202,14 @@ class ChunkWrites:
             elif self._is_local and unit.is_plain(self.codecs):
                 self._write_file(unit, reservation)
             elif size > SMALL_BYTES and not pool.alone:
-                pool.submit(lambda unit=unit: self._wait(self._begin(unit, reservation)))
+                pool.submit(partial(self._begin_in_thread, unit, reservation, pool))
             else:
                 self._begun.append(self._begin(unit, reservation))
+
+    def _begin_in_thread(self, unit: Unit, reservation: Reservation, pool: Pool) -> None:
+        """Begin a unit's write; the caller waits, so that more are under way than threads."""
+        self._begun.append(self._begin(unit, reservation))
+        pool.release(0)  # the caller may wait for room
 
     def _send(self, pool: Pool) -> None:
         """Have a thread write the units that wait for one."""
@@ -221,11 +225,7 @@ class ChunkWrites:
                 self._wait(self._begin(unit, reservation))
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
-        """Note a value; its content becomes an array of bytes unless the entry holds it as text.
-
-        Raises:
-            PlanError: the value was written already.
-        """
+        """Note a new value; its content becomes an array of bytes unless the entry holds it."""
         self._report.note_value(entry)
         if isinstance(entry, BytesEntry) and entry.size:
             self.progress.expect(entry.size)
