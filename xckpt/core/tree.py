@@ -34,7 +34,7 @@ from xckpt.core.names import KeyPath, component, is_utf8, join_keys, key_of, spl
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import named
 from xckpt.core.values import shown_value
-from xckpt.errors import ManifestError, PlanError, UnsupportedLeafError
+from xckpt.errors import ManifestError, UnsupportedLeafError
 
 DEEPEST = 64
 """Most containers around a leaf."""
@@ -184,8 +184,9 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
 
 def refuse_clashes(names: Iterable[str]) -> None:
     """Raise the error for names that a leaf and a container have."""
-    lines = [f"{name}: a leaf and a container have this name" for name in names]
-    raise ManifestError("\n  ".join(lines), tuple(lines))
+    text = "a leaf and a container have this name"
+    lines = [Problem(name, kind="container", text=text) for name in names]
+    raise ManifestError("\n  ".join(lines), lines)
 
 
 class Container(dict[str | int, object]):
@@ -315,36 +316,3 @@ def _dict_like(node: object, children: dict[str | int, object]) -> object:
     for key, child in children.items():
         new[key] = child
     return new
-
-
-def merge_containers(ranks: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:
-    """The containers of all ranks' trees, which together have the leaves ``names``.
-
-    ``ranks`` are those of each rank: name of a container -> its kind. Those of one rank are of a
-    tree already.
-
-    Raises:
-        PlanError: two ranks disagree on a container, or what one calls a leaf another calls a
-            container, so no tree has all of them.
-    """
-    merged = dict(ranks[0])
-    if len(ranks) == 1:
-        return merged
-    first = dict.fromkeys(merged, 0)
-    problems: dict[str, str] = {}
-    for rank, containers in enumerate(ranks):
-        if containers == merged:
-            continue
-        for name, kind in containers.items():
-            before = merged.setdefault(name, kind)
-            other = first.setdefault(name, rank)
-            if kind != before:
-                where = name or "the root"
-                problems[name] = f"{where}: {before} on rank {other} but {kind} on rank {rank}"
-    try:
-        unflatten(dict.fromkeys(names), merged)
-    except ManifestError as error:
-        problems.setdefault("", str(error))
-    if problems:
-        raise PlanError.listing("the ranks' trees do not fit together", problems.values())
-    return merged

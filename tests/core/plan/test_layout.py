@@ -211,13 +211,27 @@ def test_an_overlap_names_ranges_and_ranks():
         (4, 8), ITEM, Boxes.of([((0, 0), (3, 8)), ((2, 0), (2, 8))] * 2), np.array([0, 1, 2, 3])
     )
     assert lay_out(shards, GridOptions()) == (
-        "[2, 3) x [0, 8) is held twice: by different boxes on ranks 0, 2 and on ranks 1, 3"
+        "[2, 3) x [0, 8) is held twice: by [0, 3) x [0, 8) on ranks 0, 2 and by [2, 4) x [0, 8) on "
+        "ranks 1, 3"
     )
 
 
 def test_a_gap_names_its_range():
     shards = LeafShards((4, 8), ITEM, Boxes.of([((0, 0), (3, 8))]), np.array([0]))
-    assert lay_out(shards, GridOptions()) == "[3, 4) x [0, 8) is held by no rank"
+    gap = "[3, 4) x [0, 8) is held by no rank"
+    assert lay_out(shards, GridOptions()) == f"{gap}; beside it: [0, 3) x [0, 8) on rank 0"
+    nothing = LeafShards((4, 8), ITEM, Boxes.of([], rank=2), np.zeros(0, np.int64))
+    assert lay_out(nothing, GridOptions()) == "[0, 4) x [0, 8) is held by no rank"
+
+
+def test_a_gap_names_the_ranks_of_what_shares_a_face_with_it():
+    quarters = [((row, column), (4, 4)) for row in (0, 4) for column in (0, 4)]
+    boxes = [*quarters[:3], ((4, 5), (4, 3)), quarters[0]]
+    shards = LeafShards((8, 8), ITEM, Boxes.of(boxes), np.array([3, 1, 2, 0, 7]))
+    assert lay_out(shards, GridOptions()) == (
+        "[4, 8) x [4, 5) is held by no rank; beside it: [0, 4) x [4, 8) on rank 1, "
+        "[4, 8) x [0, 4) on rank 2, [4, 8) x [5, 8) on rank 0"
+    )
 
 
 def test_a_box_outside_names_the_shape_and_many_ranks_shortly():

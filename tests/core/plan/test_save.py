@@ -247,17 +247,23 @@ def test_gaps_and_overlaps_of_all_leaves_are_listed():
     with pytest.raises(PlanError) as caught:
         plan_all(states)
     assert caught.value.problems == (
-        "gap: [2, 3) x [0, 8) is held by no rank",
-        "twice: [2, 3) x [0, 8) is held twice: by different boxes on rank 0 and on rank 1",
+        "gap: [2, 3) x [0, 8) is held by no rank; beside it: [0, 2) x [0, 8) on rank 0, "
+        "[3, 4) x [0, 8) on rank 1",
+        "twice: [2, 3) x [0, 8) is held twice: by [0, 3) x [0, 8) on rank 0 and by "
+        "[2, 4) x [0, 8) on rank 1",
     )
+
+
+CLASH, IN_FIRST = "a leaf and a container have this name", "a container on rank 0"
 
 
 @pytest.mark.parametrize(
     "one, other, problem",
     [
-        ({"a": 1}, {"a": {"b": 1}}, "a: a leaf and a container have this name"),
-        ({"a": {"b": {"c": 1}}}, {"a": {"b": 1}}, "a/b: a leaf and a container have this name"),
-        ({"a": 1}, {"a": []}, "a: a leaf and a container have this name"),
+        ({"a": 1}, {"a": {"b": 1}}, f"a: {CLASH}: a leaf on rank 0, a container on rank 1"),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": 1}}, f"a/b: {CLASH}: a leaf on rank 1, {IN_FIRST}"),
+        ({"a": [1]}, {"a": 1}, f"a: {CLASH}: a leaf on rank 1, {IN_FIRST}"),
+        ({"a": 1}, {"a": []}, f"a: {CLASH}: a leaf on rank 0, a container on rank 1"),
         ({"a": [1]}, {"a": (1,)}, "a: list on rank 0 but tuple on rank 1"),
         ({"a": {}}, {"a": [1]}, "a: dict on rank 0 but list on rank 1"),
         ({"a": [1]}, {"a": {"x": 1}}, "a: called a list, but its keys are not 0, 1, ..."),
@@ -267,6 +273,14 @@ def test_trees_that_do_not_fit_together_are_refused(one, other, problem):
     with pytest.raises(PlanError, match="trees do not fit together") as caught:
         plan_all([one, other])
     assert caught.value.problems == (problem,)
+
+
+def test_a_root_that_is_a_leaf_on_some_ranks_is_refused_with_the_ranks():
+    states: list[Any] = [{"a": 1, "b": 1}, 3, {"a": 1}]
+    with pytest.raises(PlanError) as caught:
+        plan_all(states)
+    said = "the root is a leaf, but there are others: a leaf on rank 1, a container on ranks 0, 2"
+    assert caught.value.problems == (said,)
 
 
 def test_trees_of_different_ranks_are_merged():

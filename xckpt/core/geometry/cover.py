@@ -199,3 +199,18 @@ def _ascend(rows: Int64s) -> bool:
     for column in rows.T[::-1]:
         less = (column[:-1] < column[1:]) | ((column[:-1] == column[1:]) & less)
     return bool(less.all())
+
+
+def neighbours(boxes: Boxes, box: Box) -> list[int]:
+    """The numbers of the boxes that share a face with a box which none of them meets.
+
+    Example:
+        >>> around = Boxes.of([((0, 0), (2, 4)), ((3, 0), (1, 4)), ((0, 4), (2, 4))])
+        >>> neighbours(around, Box((2, 0), (1, 4)))
+        [0, 1]
+    """
+    low, high = np.array(box.offsets, np.int64), np.array(box.ends, np.int64)
+    touch = (boxes.offsets <= high) & (boxes.ends >= low)
+    meet = (boxes.offsets < high) & (boxes.ends > low)
+    beside = touch.all(axis=1) & (np.count_nonzero(meet, axis=1) == boxes.rank - 1)
+    return np.flatnonzero(beside & (boxes.sizes > 0).all(axis=1)).tolist()

@@ -18,7 +18,7 @@ Steps 1 to 4 depend only on shape, item size, boxes and holders, and models repe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Boxes, Int64s
-from xckpt.core.geometry.cover import cover_fault, unique
+from xckpt.core.geometry.cover import CoverFault, cover_fault, neighbours, unique
 from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
 from xckpt.core.geometry.kept_grid import still_fits
 from xckpt.core.metadata import (
@@ -37,6 +37,9 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LeafTable
 from xckpt.core.text.printable import in_few
+
+MOST_BESIDE = 4
+"""Boxes beside a gap that a message names."""
 
 SMALLEST_SHARE = 1 << 20
 """Chunks are not made smaller than this (bytes) for the sake of sharing replicas."""
@@ -99,20 +102,14 @@ def lay_out(shards: LeafShards, options: GridOptions, kept: Grid | None = None) 
         ([[0, 1]], [[4, 8]])
         >>> half = LeafShards((4, 8), 4, Boxes.of([((0, 0), (3, 8))]), np.array([0]))
         >>> lay_out(half, GridOptions())
-        '[3, 4) x [0, 8) is held by no rank'
+        '[3, 4) x [0, 8) is held by no rank; beside it: [0, 3) x [0, 8) on rank 0'
     """
     filled = np.flatnonzero(shards.boxes.elements > 0)
     boxes, inverse = unique(shards.boxes.take(filled))
     ranks = shards.ranks[filled]
     fault = cover_fault(shards.shape, boxes)
     if fault is not None:
-        holders = [_some_ranks(ranks[inverse == holder]) for holder in fault.holders]
-        where = str(fault.box)
-        if fault.kind == "gap":
-            return f"{where} is held by no rank"
-        if fault.kind == "outside":
-            return f"{where} on {holders[0]} lies outside the shape {shards.shape}"
-        return f"{where} is held twice: by different boxes on {holders[0]} and on {holders[1]}"
+        return _in_words(fault, shards.shape, boxes, lambda n: _some_ranks(ranks[inverse == n]))
     if len(boxes) == 0:
         grid = choose_grid(shards.shape, shards.item_bytes, boxes, options)
         return Layout(boxes, grid, (), contested=False)
@@ -127,6 +124,21 @@ def lay_out(shards: LeafShards, options: GridOptions, kept: Grid | None = None) 
         for part in _cut(boxes, grid, chosen, holders, shards.item_bytes)
     )
     return Layout(boxes, grid, parts, not all(_is_settled(part) for part in parts))
+
+
+def _in_words(
+    fault: CoverFault, shape: tuple[int, ...], boxes: Boxes, ranks_of: Callable[[int], str]
+) -> str:
+    """What is wrong with the cover, with the ranks of each box that is concerned."""
+    where = str(fault.box)
+    if fault.kind == "outside":
+        return f"{where} on {ranks_of(fault.holders[0])} lies outside the shape {shape}"
+    concerned = fault.holders or neighbours(boxes, fault.box)[:MOST_BESIDE]
+    those = [f"{boxes[number]} on {ranks_of(number)}" for number in concerned]
+    if fault.kind == "overlap":
+        return f"{where} is held twice: by {those[0]} and by {those[1]}"
+    beside = f"; beside it: {', '.join(those)}" if those else ""
+    return f"{where} is held by no rank{beside}"
 
 
 def metadata_of(

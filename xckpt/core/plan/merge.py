@@ -29,7 +29,7 @@ from xckpt.core.geometry.grid import Grid, GridOptions
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out, metadata_of, share
-from xckpt.core.tree import merge_containers
+from xckpt.core.plan.save_checks import merge_containers
 from xckpt.errors import PlanError
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def global_plan(
     layouts, problems = lay_out_all(table, kinds, shards, kept, options)
     if problems:
         raise PlanError.listing("the ranks' shards do not make up whole tensors", problems)
-    containers = merge_containers([plan.containers for plan in plans], [row.name for row in table])
+    containers = merge_containers(plans, [row.name for row in table])
     shared, parts = shares_of(kinds.of, shards, layouts, len(plans))
     blocks = _blocks_of_ranks(parts, len(plans))
     own = _tables_of_ranks(table, columns, numbers)

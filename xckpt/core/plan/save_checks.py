@@ -8,6 +8,8 @@ checkpoint whose parts contradict each other must not be committed. So after a p
 2. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
 3. `check_finished`, on every rank: `finish_plan` did not change what the leaves of the share are.
 
+4. `merge_containers`, on the coordinator: the ranks' trees fit together.
+
 2 and 3 compare leaf tables, which all ranks usually share, and no items. That every chunk and value
 is written exactly once is checked where it is free: in the reports of what was written.
 """
@@ -39,8 +41,10 @@ from xckpt.core.plan.items import (
     WriteItems,
     WriteItemType,
 )
+from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import named
-from xckpt.errors import PlanError
+from xckpt.core.tree import unflatten
+from xckpt.errors import ManifestError, PlanError, ranks_in_words
 
 if TYPE_CHECKING:
     from xckpt.core.plan.save import SavePlanner
@@ -130,6 +134,54 @@ def resolved(planner: SavePlanner, item: WriteItem) -> NDArray[np.generic]:
         what = type(data).__name__
         raise PlanError(f"{item.index.fqn}: resolve_data must return a tensor, not {named(what)}")
     return adapters.to_numpy(data)
+
+
+def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[str, str]:
+    """The containers of all ranks' trees, which together have the leaves ``names``.
+
+    Raises:
+        PlanError: two ranks disagree on a container, or what one calls a leaf another calls a
+            container, so no tree has all of them.
+    """
+    merged = dict(plans[0].containers)
+    if len(plans) == 1:
+        return merged
+    first = dict.fromkeys(merged, 0)
+    problems: dict[str, str] = {}
+    for rank, plan in enumerate(plans):
+        if plan.containers == merged:
+            continue
+        for name, kind in plan.containers.items():
+            before = merged.setdefault(name, kind)
+            other = first.setdefault(name, rank)
+            if kind != before:
+                where = name or "the root"
+                problems[name] = f"{where}: {before} on rank {other} but {kind} on rank {rank}"
+    try:
+        unflatten(dict.fromkeys(names), merged)
+    except ManifestError as error:
+        clashes = error.problems or [Problem.of(str(error))]
+        problems |= {
+            n: f"{each}{_holders(plans, n)}" for each in clashes for n in [each.leaf or ""]
+        }
+    if problems:
+        raise PlanError.listing("the ranks' trees do not fit together", problems.values())
+    return merged
+
+
+def _holders(plans: Sequence[SavePlan], name: str) -> str:
+    """Which ranks have a leaf of a name, and which have a container."""
+    leaf: list[int] = []
+    container: list[int] = []
+    for rank, plan in enumerate(plans):
+        names = {*(row.name for row in WriteItems.of(plan.items).table), *plan.containers}
+        if name in names and name not in plan.containers:
+            leaf.append(rank)
+        elif any(not name or each == name or each.startswith(f"{name}/") for each in names):
+            container.append(rank)
+    if not leaf:
+        return ""
+    return f": a leaf on {ranks_in_words(leaf)}, a container on {ranks_in_words(container)}"
 
 
 def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:

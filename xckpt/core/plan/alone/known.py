@@ -25,7 +25,6 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.layout import LeafShards, metadata_of
 from xckpt.core.plan.merge import Kinds, blocks_of, item_bytes, lay_out_all, shares_of
-from xckpt.core.tree import merge_containers
 
 MOST_BOXES: Final = 1 << 18
 """Boxes of leaves that are not alike, of all ranks: where there are more, plans are gathered,
@@ -72,7 +71,7 @@ class KnownPlans:
         numbers, shares = shares_of(self.kinds, shards, layouts, size)
         own = ((number, boxes.take(ranks == self.rank)) for number, ranks, boxes in shares)
         blocks = blocks_of((number, boxes) for number, boxes in own if len(boxes))
-        containers = merge_containers([self.plan.containers], [row.name for row in table])
+        containers = dict(self.plan.containers)
         metadata = Metadata(metadata_of(table, self.kinds, layouts), containers)
         return SavePlan(WriteItems(table, blocks, numbers)), metadata
 
