@@ -317,6 +317,16 @@ def answer(asked: Answer[Answered], where: Location) -> Answered:
     return said
 
 
+def answer_within(asked: Reading, where: Location) -> ts.KvStore.ReadResult | None:
+    """The `answer` to the request for a range of a key; None if that reaches beyond its end."""
+    try:
+        return answer(asked, where)
+    except ValueError as error:
+        if not str(error).startswith("OUT_OF_RANGE"):
+            raise
+        return None
+
+
 @contextlib.contextmanager
 def storage_errors(where: object) -> Iterator[None]:
     """Turn what TensorStore and the system raise into a `StorageError` that says where.

@@ -43,7 +43,8 @@ from xckpt.storage.chunks.orders import WriteOrders, Written, value_entry
 from xckpt.storage.chunks.unit_files import DocumentWrites
 from xckpt.storage.chunks.units import merged_digests, merged_values, orders_for
 from xckpt.storage.chunks.write_chunks import ChunkWrites
-from xckpt.storage.commit.explain import check_seen, explained, is_there
+from xckpt.storage.commit.conditional import is_written
+from xckpt.storage.commit.explain import check_seen, explained
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location
@@ -251,7 +252,7 @@ class ZarrStorageWriter(PlainStorageWriter):
 
     def is_committed(self) -> bool:
         """See `CommitKnowingWriter`."""
-        return self._committed is not None and is_there(self.target, self._committed[0])
+        return self._committed is not None and is_written(self.target, self._committed[0])
 
     def abort(self) -> None:
         """Remove what was staged; what is committed stays as it is."""

@@ -30,7 +30,7 @@ from xckpt.core.manifest.packs import runs
 from xckpt.errors import RESTORE, CorruptCheckpointError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.chunks.file_checks import file_problem, stored_content
-from xckpt.storage.location import Location, Reading, answer, open_store, storage_errors
+from xckpt.storage.location import Location, Reading, answer_within, open_store, storage_errors
 
 FEW_BYTES = 1 << 20
 """A digest file up to this size (bytes) is read and checked as a whole."""
@@ -315,12 +315,8 @@ def _take(rows: NDArray[np.uint8], content: bytes, numbers: NDArray[np.int64]) -
 def _content(asked: Reading, root: Location, key: str) -> bytes:
     """A range of a file; empty if the file is too short for it."""
     with storage_errors(root.child(key)):
-        try:
-            return answer(asked, root).value
-        except ValueError as error:
-            if not str(error).startswith("OUT_OF_RANGE"):
-                raise
-            return b""
+        read = answer_within(asked, root)
+        return b"" if read is None else read.value
 
 
 def _long_problem(digests: Digests) -> str:
@@ -330,15 +326,11 @@ def _long_problem(digests: Digests) -> str:
     for start in range(0, size, RANGE_BYTES):
         stop = min(start + RANGE_BYTES, size)
         with storage_errors(digests.root.child(key)):
-            try:
-                content = answer(store.read(key, byte_range=slice(start, stop)), digests.root)
-            except ValueError as error:
-                if not str(error).startswith("OUT_OF_RANGE"):
-                    raise
-                return f"{key}: altered"
-        if content.state != "value":
+            asked = store.read(key, byte_range=slice(start, stop))
+            content = answer_within(asked, digests.root)
+        if content is not None and content.state != "value":
             return f"{key}: missing"
-        if len(content.value) != stop - start:
+        if content is None or len(content.value) != stop - start:
             return f"{key}: altered"
         hashed.update(content.value)
     return "" if hashed.hexdigest() == digests.expected else f"{key}: altered"

@@ -18,7 +18,7 @@ import tensorstore as ts
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
-from xckpt.storage.location import Location, Reading, answer, open_store
+from xckpt.storage.location import Location, Reading, answer, answer_within, open_store
 from xckpt.storage.refusals import is_permission, refusal
 
 logger: Final = logging.getLogger("xckpt")
@@ -126,11 +126,13 @@ def longer_keys(store: ts.KvStore, keys: Iterable[str], most: int, where: Locati
     longer: list[str] = []
     for key, reading in asked:
         try:
-            if answer(reading, where).state == "value":
-                longer.append(key)
+            read = answer_within(reading, where)
         except ValueError as error:
-            if not (str(error).startswith("OUT_OF_RANGE") or is_permission(error)):
+            if not is_permission(error):
                 raise
+            continue
+        if read is not None and read.state == "value":
+            longer.append(key)
     return longer
 
 

@@ -29,7 +29,7 @@ import tensorstore as ts
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.folder import ClaimText
-from xckpt.storage.location import Location, Reading, Writing, answer
+from xckpt.storage.location import Location, Reading, Writing, answer, open_store
 
 SECONDS: Final = 2.0
 """Age from which on an answer says too little about a claim."""
@@ -217,10 +217,10 @@ def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: L
     return written or generation_if(store, key, content, target)
 
 
-def is_written(store: ts.KvStore, key: str, content: bytes, target: Location) -> bool:
-    """Whether a key holds this content; False if the store does not say."""
+def is_written(target: Location, manifest: bytes) -> bool:
+    """Whether this is the manifest at a place; False if the storage does not say."""
     with contextlib.suppress(Exception):
-        return bool(generation_if(store, key, content, target))
+        return bool(generation_if(open_store(target), MANIFEST, manifest, target))
     return False
 
 

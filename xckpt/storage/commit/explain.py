@@ -2,8 +2,7 @@
 
 1. Another save to the same path has committed and removed what this one has written so far.
 2. The disk is full: what killed saves have left on it is listed.
-3. The manifest is there all the same: what failed came after the commit.
-4. Each host has a disk of its own at the path. A rank checks that before it writes: TensorStore
+3. Each host has a disk of its own at the path. A rank checks that before it writes: TensorStore
    would create the missing folders, and a checkpoint without this rank's chunks would be committed.
 """
 
@@ -14,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
-from xckpt.storage.location import Location, answer, open_store
+from xckpt.storage.location import Location
 
 _GONE = ("NOT_FOUND", "No such file")
 _FULL = ("RESOURCE_EXHAUSTED", "No space left", "Disk quota exceeded")
@@ -54,14 +52,6 @@ def full_disk(error: StorageError, parent: Path) -> StorageError:
 
     left = in_words(parent)
     return type(error)(f"{error}{left}", error.problems) if left else error
-
-
-def is_there(target: Location, manifest: bytes) -> bool:
-    """Whether a manifest is committed at a place, as far as the storage tells."""
-    try:
-        return answer(open_store(target).read(MANIFEST), target).value == manifest
-    except (OSError, ValueError, RuntimeError):
-        return False
 
 
 def check_seen(target: Location, staged: Location) -> None:

@@ -138,7 +138,7 @@ class KeyStaging:
                 self.sent = False
                 raise
             self.target.access.clean_up()
-            written = is_written(store, MANIFEST, manifest, self.target)
+            written = is_written(self.target, manifest)
             if self.target.folder is not None:
                 self.sent = written  # a file that is not there now doesn't come later
                 raise

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.foreign.paths import FilePath, StoredPath
-from xckpt.storage.location import Reading, answer, check_process, storage_errors
+from xckpt.storage.location import Reading, answer_within, check_process, storage_errors
 
 LONGEST_TRANSFER: Final = 1 << 26
 """Bytes of one call; larger calls are no quicker, and after each the other ranks can hear that this
@@ -283,12 +283,9 @@ class StoredFile:
             StorageError: it cannot be read, or was replaced meanwhile.
         """
         with storage_errors(self.path):
-            try:
-                read = answer(future, self.path.keys.bucket)
-            except ValueError as error:
-                if str(error).startswith("OUT_OF_RANGE"):
-                    return None
-                raise
+            read = answer_within(future, self.path.keys.bucket)
+        if read is None:
+            return None
         if read.state != "value":
             raise CorruptCheckpointError(f"{self.path} is missing")
         if read.stamp.generation != self._settled(read.stamp.generation):
