@@ -38,8 +38,9 @@ from xckpt.core.plan.alone.known import KnownPlans, known_plans
 from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.core.storage import BriefData, widened
+from xckpt.core.storage import BriefData
 from xckpt.engine.ranks.group import KeptPlans, OwnPlan
+from xckpt.engine.ranks.wire import widened
 from xckpt.engine.save import save_state
 from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES
@@ -203,8 +204,8 @@ class _Writer(ZarrStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """A digest of nothing for each chunk of the share."""
-        if self._draft is not None:
-            self._write_documents(self._documents.add(self._draft.leaves))
+        if self._files is not None and self._draft is not None:
+            self._files.begin(self._draft.leaves)
         assert isinstance(plan.storage_data, BriefData)
         brief, pieces = parts(plan.storage_data.content)
         items = WriteItems.of(plan.items)

@@ -21,7 +21,7 @@ from xckpt import LoadOptions, SaveOptions
 HANDED_OVER = {
     "xckpt.storage.chunks.window.TOGETHER": 2,
     "xckpt.storage.chunks.write_chunks.TOGETHER": 2,
-    "xckpt.storage.write_checkpoint.TOGETHER": 2,
+    "xckpt.storage.chunks.unit_files.TOGETHER": 2,
     "xckpt.storage.chunks.window.SMALL_BYTES": 64,
     "xckpt.storage.chunks.read_chunks.SMALL_BYTES": 64,
     "xckpt.storage.chunks.write_chunks.SMALL_BYTES": 64,

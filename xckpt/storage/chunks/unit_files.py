@@ -58,7 +58,7 @@ class DocumentWrites:
         self._target, self._location, self._tree = target, location, tree
         self._under_way: deque[Writing] = deque()
 
-    def begin(self, leaves: Iterable[Entry], pool: Pool) -> None:
+    def begin(self, leaves: Iterable[Entry], pool: Pool | None = None) -> None:
         """Start writing what goes with no chunk of these leaves; no more after one has failed.
 
         Raises:
