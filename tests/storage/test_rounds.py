@@ -147,10 +147,22 @@ def test_the_claim_of_a_base_is_looked_at_beside_its_digests(bucket: CountedBuck
     state = {"w": np.arange(1 << 16, dtype=np.int32)}
     urls = (f"s3://bucket/run/{number}" for number in range(2, 9))
     xckpt.save(URL, state)
-    # Its manifest, its side files; look, claim; the rank's digests, a copy; identities, side files;
-    # the manifest.
-    seen = asked(bucket, lambda: xckpt.save(next(urls), state, base=URL), 9)
-    assert rounds(seen) <= 9 and kinds(seen)["COPY chunk"] == 1
+    # Its manifest, its side files; look, claim; a copy; identities, side files; the manifest.
+    seen = asked(bucket, lambda: xckpt.save(next(urls), state, base=URL), 8)
+    assert rounds(seen) <= 8 and kinds(seen)["COPY chunk"] == 1
+    assert kinds(seen)["GET xckpt.digests"] == 1
+
+
+def test_digests_of_a_base_that_are_many_are_read_by_each_rank(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": np.arange(1 << 16, dtype=np.int32)}
+    xckpt.save(URL, state)
+    monkeypatch.setattr("xckpt.storage.base.base.SENT_BYTES", 15)
+    bucket.taken()
+    xckpt.save("s3://bucket/run/2", state, base=URL)
+    assert kinds(bucket.taken())["GET xckpt.digests"] == 2
+    assert np.array_equal(xckpt.load("s3://bucket/run/2")["w"], state["w"])  # type: ignore[index]
 
 
 @pytest.mark.parametrize("threads", [1, 4])

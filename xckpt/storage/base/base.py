@@ -57,6 +57,9 @@ LEAST_PLAIN: Final = 4096
 """A chunk of fewer bytes is packed even if its base has it as a file: its zarr.json takes as much
 of a disk."""
 
+SENT_BYTES: Final = 1 << 20
+"""Digests that all ranks together receive at most; of more each rank reads its own."""
+
 _Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None]
 
 
@@ -89,6 +92,8 @@ class Base:
         self._pack_bytes = 0
         self._orders: BaseOrders | None = None
         """What all ranks receive."""
+        self._digests = b""
+        """The file of digests of a base in a bucket, if it was read as a whole."""
 
     def grid(self, name: str, dtype: str, shape: Shape) -> Grid | None:
         """The grid of a leaf, if it has one there of the same dtype and shape, in plain chunks.
@@ -132,13 +137,15 @@ class Base:
         if self._orders is None:
             return list(given)
         made: dict[int, WriteOrders] = {}  # most ranks have the same
+        digests = self._digests if len(self._digests) * len(given) <= SENT_BYTES else b""
         for orders in given:
             if id(orders) not in made:
                 equal = [self._equal(array, orders.pack_bytes) for array in orders.arrays]
                 firsts = tuple(-1 if array is None else array.first for array in equal)
                 packed = (None if array is None else array.place for array in equal)
                 places = tuple(-1 if place is None else place for place in packed)
-                base = msgspec.structs.replace(self._orders, firsts=firsts, places=places)
+                about = {"firsts": firsts, "places": places, "digests": digests}
+                base = msgspec.structs.replace(self._orders, **about)
                 made[id(orders)] = msgspec.structs.replace(orders, base=base)
         return [made[id(orders)] for orders in given]
 
@@ -236,6 +243,8 @@ class Base:
             problem = places.problem()
         if problem:
             return f"{self.location}: {problem}"
+        if self.location.folder is None and digests.few and count:
+            self._digests = digests.whole()
         self._pack_bytes = manifest.pack_bytes
         self._take(stored, to_metadata(manifest).state_dict_metadata.items())
         verify = self._options.verify_base

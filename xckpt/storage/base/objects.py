@@ -1,7 +1,7 @@
 """The chunks of a base in a bucket: their digests and places, and copies of their objects.
 
 1. Digests and places of the arrays that a rank writes are read in ranges
-   (`xckpt.storage.chunks.digests`), as a load reads them.
+   (`xckpt.storage.chunks.digests`), as a load reads them, unless the orders have all digests.
 2. `BaseObjects.copy` has the bucket copy an object under the same key of the new checkpoint.
 3. `BaseObjects.problem` looks, after the last copy, whether they are copies of what the coordinator
    has seen: whether the base is still the same, and whether this save finds what was copied.
@@ -48,7 +48,7 @@ class BaseObjects:
         self._store = open_store(self._root)
         count, digests, placed, places = orders.tables
         table = INLINE if orders.inline_places else PLACES, orders.inline_places
-        self._digests = Digests(self._root, count, digests)
+        self._digests = Digests(self._root, count, digests, _whole=orders.digests)
         self._places = Places(self._root, placed, places, *table, packs=orders.packs)
         arrays = list(arrays)
         self._digests.prepare(arrays)

@@ -48,6 +48,8 @@ class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
     """How many digests it has and the digest of their file, in hex; the same of its places."""
     verify: bool = False
     """Whether a chunk is read before it is shared."""
+    digests: bytes = b""
+    """Its file of digests in a bucket, if that is so short that ranks need not read it, too."""
 
 
 class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
