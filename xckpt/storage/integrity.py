@@ -30,7 +30,7 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.digests import Digests
+from xckpt.storage.chunks.digests import Digests, RowFile
 from xckpt.storage.chunks.file_checks import file_content, stored_content
 from xckpt.storage.location import Location, Reading, answer, open_store, storage_errors
 from xckpt.storage.packs.places import Places
@@ -59,7 +59,7 @@ def _present(home: Location, length: int) -> bytes | None:
         return stored_content(home, MANIFEST, length)
 
 
-def ask_whole(*files: Digests) -> None:
+def ask_whole(*files: RowFile) -> None:
     """Begin to read files of a bucket that are read as a whole."""
     first, one = np.zeros(1, np.int64), np.ones(1, np.int64)
     for each in files:

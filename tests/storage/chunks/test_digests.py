@@ -43,7 +43,7 @@ def test_digests_are_those_of_the_file_in_whatever_order_they_are_asked_for(
                 expected = content[first : first + array.count * 16]
                 assert b"".join(opened.blocks(array)) == expected
                 assert b"".join(opened.of(array, n) for n in range(array.count)) == expected
-                rows, found = digests.many(opened, array.first + np.arange(array.count))
+                rows, found = opened.rows(array.first + np.arange(array.count))
                 stored_rows = np.frombuffer(expected, np.uint8).reshape(-1, 16)
                 assert np.array_equal(rows[found], stored_rows[found])
                 assert found.all() or array.count > 16

@@ -1,15 +1,14 @@
-"""The digests of a checkpoint's chunks; only the parts of their file that are needed are in memory.
+"""The digests of a checkpoint's chunks: a file with a row of 16 bytes for each chunk (`RowFile`).
 
-A file of places (`xckpt.storage.packs.places`) is read in the same way.
-
-A manifest of a few bytes can claim billions of chunks, each with a digest.
+The places of packed chunks are such a file too (`xckpt.storage.packs.places`). A manifest of a few
+bytes can claim billions of chunks, so only the rows that are needed are in memory:
 
 1. A file of up to `FEW_BYTES` is read and checked as a whole.
-2. Of a longer one, `Digests.prepare` asks for the digests of the arrays that are about to be read,
-   neighbours in one request, if an array has no more than `BLOCK`. For a larger array, `Digests.of`
+2. Of a longer one, `RowFile.prepare` asks for the rows of the arrays that are about to be read,
+   neighbours in one request, if an array has no more than `BLOCK`. For a larger array, `RowFile.of`
    fetches blocks when their first chunk comes, and keeps the last ones.
-3. Nothing waits for them before `Digests.of`, so chunks are requested meanwhile.
-4. `Digests.problem` hashes the whole file, range by range.
+3. Nothing waits for them before `RowFile.of`, so chunks are requested meanwhile.
+4. `RowFile.problem` hashes the whole file, range by range.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -52,38 +52,80 @@ GAP_BYTES = 1 << 16
 class _Range:
     """A part of the file that was asked for."""
 
+    start: int
+    """The number of its first row."""
     stop: int
-    """One past the number of its last digest."""
+    """One past the number of its last."""
     asked: Reading
-    content: bytes | None = None
-    """None until it is waited for; empty if the file is too short for it."""
+    _content: bytes | None = None
+
+    def content(self, root: Location, key: str) -> bytes:
+        """Its rows, waited for once; empty if the file is too short for it."""
+        if self._content is None:
+            self._content = _content(self.asked, root, key)
+        return self._content
 
 
 @dataclass(slots=True)
-class Digests:
-    """The digests of one checkpoint."""
+class _Ranges:
+    """The parts of the file that were asked for, in its order."""
+
+    starts: list[int] = field(default_factory=list[int])
+    parts: list[_Range] = field(default_factory=list[_Range])
+
+    def holding(self, first: int, count: int) -> _Range | None:
+        """The part that has some rows."""
+        at = bisect_right(self.starts, first) - 1
+        return self.parts[at] if at >= 0 and first + count <= self.parts[at].stop else None
+
+    def lacking(self, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows no part has."""
+        at = np.searchsorted(np.array([-1, *self.starts]), firsts, side="right") - 1
+        return firsts + counts > np.array([-1, *(part.stop for part in self.parts)])[at]
+
+    def add(self, part: _Range) -> None:
+        """Add a part that ends with new arrays: it has any other array entirely or not at all."""
+        low = bisect_left(self.starts, part.start)
+        within = slice(low, bisect_left(self.starts, part.stop, low))
+        self.starts[within], self.parts[within] = [part.start], [part]
+
+    def rows(self, numbers: NDArray[np.int64], root: Location, key: str) -> _Rows:
+        """See `RowFile.rows`."""
+        rows, found = np.zeros((len(numbers), DIGEST_BYTES), np.uint8), np.zeros(len(numbers), bool)
+        at = np.searchsorted(np.array(self.starts, np.int64), numbers, side="right") - 1
+        for number in np.unique(at[at >= 0]).tolist():
+            part, own = self.parts[number], np.flatnonzero(at == number)
+            rows[own], found[own] = _taken(part.content(root, key), numbers[own] - part.start)
+        return rows, found
+
+
+_Rows: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.bool_]]
+"""Rows, (n, 16), and a mask of those that are there."""
+
+
+@dataclass(slots=True)
+class RowFile:
+    """A file beside the manifest that has a row of 16 bytes for each chunk."""
 
     root: Location
     """The root group's place."""
     total: int
-    """Number of chunks in the whole checkpoint."""
+    """Number of rows."""
     expected: str
     """Digest of the whole file, hex."""
-    key: str = DIGESTS
+    key: str
     """The file's."""
     _whole: bytes = b""
     _asked_whole: Reading | None = None
     """The whole file, if it was requested."""
-    _starts: list[int] = field(default_factory=list[int])
-    """The numbers of the first digests of the ranges that were asked for, in order."""
-    _ranges: list[_Range] = field(default_factory=list[_Range])
+    _ranges: _Ranges = field(default_factory=_Ranges)
     _last: OrderedDict[int, bytes] = field(default_factory=OrderedDict[int, bytes])
     """The blocks that were used last, of arrays without a requested range."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def before(self) -> int:
-        """Bytes before the first digest."""
+        """Bytes before the first row."""
         return 0
 
     @property
@@ -97,20 +139,20 @@ class Digests:
         return bool(self._whole) or self.nbytes <= FEW_BYTES
 
     def first(self, array: ZarrArray) -> int:
-        """The number of an array's first digest."""
+        """The number of an array's first row."""
         return array.first
 
     def require(self) -> None:
-        """Refuse a manifest with many more chunks than digests, before the chunks are enumerated.
+        """Refuse a manifest with many more chunks than rows, before the chunks are enumerated.
 
         Raises:
-            CorruptCheckpointError: the digest file is missing or too short.
+            CorruptCheckpointError: the file is missing or too short.
         """
         if not self.few:
             self._answered(self._ask(self.total - 1, 1), 1, f"{self.total:,} chunks")
 
     def prepare(self, wanted: Iterable[ZarrArray]) -> None:
-        """Ask for the digests of arrays, once.
+        """Ask for the rows of arrays, once.
 
         Raises:
             CorruptCheckpointError: a local file was altered.
@@ -119,14 +161,14 @@ class Digests:
         self.prepare_ranges(*np.array(pairs, np.int64).reshape(-1, 2).T)
 
     def prepare_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Ask for the digests of arrays, by their first digests and counts; see `prepare`.
+        """Ask for the rows of arrays, by their first rows and counts; see `prepare`.
 
         Raises:
             CorruptCheckpointError: a local file was altered.
         """
         if not self.few:
             some = (counts > 0) & (counts <= BLOCK)
-            _ask_ranges(self, firsts[some], counts[some])
+            self._ask_ranges(firsts[some], counts[some])
         elif self._whole or not len(firsts):
             return
         elif self.root.driver == "file":
@@ -134,16 +176,19 @@ class Digests:
         elif self._asked_whole is None:
             self._asked_whole = open_store(self.root).read(self.key)
 
-    def _range(self, first: int, count: int) -> int | None:
-        """Which of the ranges has some digests."""
-        at = bisect_right(self._starts, first) - 1
-        return at if at >= 0 and first + count <= self._ranges[at].stop else None
+    def _ask_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        gap, most = GAP_BYTES // DIGEST_BYTES, RANGE_BYTES // DIGEST_BYTES
+        with self._lock:
+            new = self._ranges.lacking(firsts, counts)
+            for each in runs(firsts[new], counts[new], gap=gap, most=most):
+                asked = self._ask(each.start, each.stop - each.start)
+                self._ranges.add(_Range(each.start, each.stop, asked))
 
     def of(self, array: ZarrArray, number: int) -> bytes:
-        """The digest of chunk ``number`` of a prepared array.
+        """The row of chunk ``number`` of a prepared array.
 
         Raises:
-            CorruptCheckpointError: the digest file was altered, or is too short.
+            CorruptCheckpointError: the file was altered, or is too short.
         """
         found = self._kept(self.first(array) + number, 1)
         if found is not None:
@@ -152,10 +197,10 @@ class Digests:
         return self._block(array, number // BLOCK)[start : start + DIGEST_BYTES]
 
     def blocks(self, array: ZarrArray) -> Iterator[bytes]:
-        """All digests of a prepared array's chunks, `BLOCK` at a time.
+        """All rows of a prepared array's chunks, `BLOCK` at a time.
 
         Raises:
-            CorruptCheckpointError: the digest file is too short.
+            CorruptCheckpointError: the file is too short.
         """
         for number in range(-(-array.count // BLOCK)):
             yield self._block(array, number)
@@ -175,27 +220,27 @@ class Digests:
             return self._last[first]
 
     def _kept(self, first: int, count: int) -> bytes | None:
-        """Some digests, if they were requested and the file has them. The file may be too short
-        only for other digests of the request.
+        """Some rows, if they were requested and the file has them. The file may be too short
+        only for other rows of the request.
         """
         if self.few:
             start = self.before + first * DIGEST_BYTES
             return (self._whole or self.whole())[start : start + count * DIGEST_BYTES]
         with self._lock:
-            at = self._range(first, count)
-            if at is None:
+            part = self._ranges.holding(first, count)
+            if part is None:
                 return None
-            start, part = self._starts[at], self._ranges[at]
-            content = self._content(part)
-        low = (first - start) * DIGEST_BYTES
+            content = part.content(self.root, self.key)
+        low = (first - part.start) * DIGEST_BYTES
         found = content[low : low + count * DIGEST_BYTES]
         return found if len(found) == count * DIGEST_BYTES else None
 
-    def _content(self, part: _Range) -> bytes:
-        """The content of a requested range; the lock is held."""
-        if part.content is None:
-            part.content = _content(part.asked, self.root, self.key)
-        return part.content
+    def rows(self, numbers: NDArray[np.int64]) -> _Rows:
+        """Many rows at once, by their numbers, (n,); `of` gives those that are not found."""
+        if self.few:
+            return _taken(self._whole[self.before :], numbers)
+        with self._lock:
+            return self._ranges.rows(numbers, self.root, self.key)
 
     def whole(self) -> bytes:
         """The content of a file that is read as a whole.
@@ -209,7 +254,7 @@ class Digests:
         return self._whole
 
     def _ask(self, first: int, count: int) -> Reading:
-        """Begin to read ``count`` digests of the file.
+        """Begin to read ``count`` rows of the file.
 
         Raises:
             CorruptCheckpointError: a local file is none that can be read, or too long.
@@ -222,7 +267,7 @@ class Digests:
         return open_store(self.root).read(self.key, byte_range=where)
 
     def _answered(self, asked: Reading, count: int, what: str) -> bytes:
-        """The content of a range of the digest file, which must have ``count`` digests."""
+        """The content of a range of the file, which must have ``count`` rows."""
         digests = _content(asked, self.root, self.key)
         if len(digests) != count * DIGEST_BYTES:
             raise CorruptCheckpointError(
@@ -231,10 +276,10 @@ class Digests:
         return digests
 
     def check(self) -> None:
-        """Refuse a manifest beside the digest file of another checkpoint; a long file is not read.
+        """Refuse a manifest beside the file of another checkpoint; a long file is not read.
 
         Raises:
-            CorruptCheckpointError: the digest file is not the manifest's.
+            CorruptCheckpointError: the file is not the manifest's.
         """
         if self.few:
             problem = self.problem()
@@ -242,7 +287,7 @@ class Digests:
                 raise CorruptCheckpointError(f"{self.root}: {problem}; {RESTORE}")
 
     def problem(self) -> str:
-        """What is wrong with the digest file as a whole; empty if nothing.
+        """What is wrong with the file as a whole; empty if nothing.
 
         Raises:
             StorageError: it cannot be read.
@@ -262,54 +307,21 @@ class Digests:
         return ""
 
 
-def _ask_ranges(digests: Digests, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-    """Begin to read the digests of arrays."""
-    gap, most = GAP_BYTES // DIGEST_BYTES, RANGE_BYTES // DIGEST_BYTES
-    with digests._lock:
-        starts, ranges = digests._starts, digests._ranges
-        at = np.searchsorted(np.array([-1, *starts]), firsts, side="right") - 1
-        new = firsts + counts > np.array([-1, *(each.stop for each in ranges)])[at]
-        for each in runs(firsts[new], counts[new], gap=gap, most=most):
-            asked = digests._ask(each.start, each.stop - each.start)
-            # Such a range ends with new arrays: it holds any other array entirely or not at all.
-            low, high = bisect_left(starts, each.start), each.stop
-            within = slice(low, bisect_left(starts, high, low))
-            starts[within], ranges[within] = [each.start], [_Range(high, asked)]
+@dataclass(slots=True)
+class Digests(RowFile):
+    """The digests of one checkpoint's chunks."""
+
+    key: str = DIGESTS
+    """The file's."""
 
 
-def many(
-    digests: Digests, numbers: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Many digests at once, (n, 16), and a mask of those found; `Digests.of` gives the others.
-
-    Args:
-        digests: of arrays that are prepared.
-        numbers: of digests in the file, (n,).
-    """
+def _taken(content: bytes, numbers: NDArray[np.int64]) -> _Rows:
+    """The rows of these numbers, counted from the first in ``content``."""
+    count, there = len(content) // DIGEST_BYTES, numbers < len(content) // DIGEST_BYTES
     rows = np.zeros((len(numbers), DIGEST_BYTES), np.uint8)
-    if digests.few:
-        content = digests._whole[digests.before :]
-        return _take(rows, content, numbers), numbers < len(content) // DIGEST_BYTES
-    found = np.zeros(len(numbers), bool)
-    with digests._lock:
-        starts = np.array(digests._starts, np.int64)
-        at = np.searchsorted(starts, numbers, side="right") - 1
-        for number in np.unique(at[at >= 0]).tolist():
-            content = digests._content(digests._ranges[number])
-            own = np.flatnonzero(at == number)
-            within = numbers[own] - starts[number]
-            rows[own] = _take(rows[own], content, within)
-            found[own] = within < len(content) // DIGEST_BYTES
-    return rows, found
-
-
-def _take(rows: NDArray[np.uint8], content: bytes, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The rows, filled with the digests that a part of the file has."""
-    count = len(content) // DIGEST_BYTES
     stored = np.frombuffer(content, np.uint8, count * DIGEST_BYTES).reshape(-1, DIGEST_BYTES)
-    there = numbers < count
     rows[there] = stored[numbers[there]]
-    return rows
+    return rows, there
 
 
 def _content(asked: Reading, root: Location, key: str) -> bytes:
@@ -319,18 +331,18 @@ def _content(asked: Reading, root: Location, key: str) -> bytes:
         return b"" if read is None else read.value
 
 
-def _long_problem(digests: Digests) -> str:
+def _long_problem(rows: RowFile) -> str:
     """What is wrong with a file that is too long to keep."""
-    hashed, key, size = xxhash.xxh3_128(), digests.key, digests.nbytes
-    store = open_store(digests.root)
+    hashed, key, size = xxhash.xxh3_128(), rows.key, rows.nbytes
+    store = open_store(rows.root)
     for start in range(0, size, RANGE_BYTES):
         stop = min(start + RANGE_BYTES, size)
-        with storage_errors(digests.root.child(key)):
+        with storage_errors(rows.root.child(key)):
             asked = store.read(key, byte_range=slice(start, stop))
-            content = answer_within(asked, digests.root)
+            content = answer_within(asked, rows.root)
         if content is not None and content.state != "value":
             return f"{key}: missing"
         if content is None or len(content.value) != stop - start:
             return f"{key}: altered"
         hashed.update(content.value)
-    return "" if hashed.hexdigest() == digests.expected else f"{key}: altered"
+    return "" if hashed.hexdigest() == rows.expected else f"{key}: altered"

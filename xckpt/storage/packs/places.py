@@ -29,7 +29,7 @@ from xckpt.core.manifest.packs import (
 )
 from xckpt.core.manifest.rules import count_packed
 from xckpt.errors import CorruptCheckpointError
-from xckpt.storage.chunks.digests import BLOCK, Digests, many
+from xckpt.storage.chunks.digests import BLOCK, RowFile
 from xckpt.storage.chunks.file_checks import file_bytes
 from xckpt.storage.location import Location
 
@@ -42,7 +42,7 @@ _PLACE = struct.Struct("<QQ")
 
 
 @dataclass(slots=True)
-class Places(Digests):
+class Places(RowFile):
     """The places of one checkpoint's packed chunks; make one by `places_of`."""
 
     key: str = PLACES
@@ -65,7 +65,7 @@ class Places(Digests):
         Raises:
             StorageError: it cannot be read.
         """
-        return "" if self.key == INLINE else Digests.problem(self)
+        return "" if self.key == INLINE else RowFile.problem(self)
 
     def first(self, array: ZarrArray) -> int:
         """The number of an array's first place."""
@@ -97,7 +97,7 @@ class Places(Digests):
 
         `of_chunk` looks for the others one by one.
         """
-        rows, found = many(self, numbers)
+        rows, found = self.rows(numbers)
         given = rows.reshape(-1).view(PLACE)
         found &= (given["pack"] < self.packs) & (given["offset"] <= MOST_OFFSET)
         pack, offset = np.where(found, given["pack"], 0), np.where(found, given["offset"], 0)

@@ -20,7 +20,6 @@ from xckpt.core.geometry.box import Int64s
 from xckpt.core.manifest.packs import runs
 from xckpt.errors import XckptError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.digests import many
 from xckpt.storage.chunks.range_reads import GAP_BYTES, RANGE_BYTES, RangeReads
 from xckpt.storage.chunks.requests import Chunk, ChunkRequest, ChunkRequests
 
@@ -96,7 +95,7 @@ class PackReads(RangeReads[PackedRange]):
         rows, lows, nbytes = members.rows, members.offsets - start, wanted.nbytes[members.rows]
         parts = [view[a:b] for a, b in np.stack([lows, lows + nbytes], axis=1).tolist()]
         digests = list(map(digest_bytes, parts))
-        saved, there = many(source.integrity.digests, wanted.numbers[rows])
+        saved, there = source.integrity.digests.rows(wanted.numbers[rows])
         right = there.all() and b"".join(digests) == saved.tobytes()  # as most are
         if right:
             source.count(int(nbytes.sum()))
