@@ -58,6 +58,13 @@ def test_where_no_checkpoint_is(tmp_path: Path, read: Callable[[object], object]
     assert names(tmp_path) == ["dangling", "empty", "file", "other"]
 
 
+def test_gc_of_a_file_says_that_it_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    with pytest.raises(xckpt.StorageError, match=f"^{path} is a file; gc takes a folder or a buck"):
+        xckpt.gc(path)
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_what_is_no_checkpoint_is_never_overwritten(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "file").write_text("hello")

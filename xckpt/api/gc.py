@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from xckpt.api.save import Path, check_path, names_limits
 from xckpt.core.text.arguments import named
 from xckpt.core.text.printable import in_few
+from xckpt.errors import StorageError
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ def gc(
     options = checked_options(options, LoadOptions, "gc")
     place = Location.parse(path, options)
     folder = place.folder
+    if folder is not None and os.path.isfile(folder):
+        raise StorageError(f"{place} is a file; gc takes a folder or a bucket with checkpoints")
     with (
         with_progress(options, "gc", 0, path) as chosen,
         storage_errors(place),
