@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,26 @@ def test_a_compiled_step_saves_and_loads(tmp_path: Path) -> None:
     for value in (1.0, 5.0):
         assert compiled(torch.full((4,), value)).tolist() == [2 * value + 1] * 4
     assert [len(each.result().state_dict_metadata) for each in saving] == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_step_waits_for_a_save_and_reads_slices(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", {"w": torch.arange(8.0)})
+    opened: Any = xckpt.open(tmp_path / "a")
+    array, name = opened["w"], "w"
+
+    def step(tensor: torch.Tensor) -> torch.Tensor:
+        twice = tensor * 2
+        saving = xckpt.save_async(tmp_path / "b", {"w": twice}, overwrite=True)
+        saving.staged()
+        saving.result()
+        assert saving.done() and saving.exception() is None and not opened.verify()
+        read = float(array[1:3][1]) + float(array.oindex[[3]][0]) + float(array.vindex[[4]][0])
+        return twice + read + float(opened[name][5])
+
+    torch._dynamo.reset()
+    assert torch.compile(step, backend="eager")(torch.ones(2)).tolist() == [16.0, 16.0]
+    assert xckpt.load(tmp_path / "b")["w"].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

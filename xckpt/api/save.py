@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Final, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
@@ -22,7 +22,7 @@ from xckpt.core.text.arguments import named
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.in_flight import IN_FLIGHT, settle
-from xckpt.engine.limits import naming_limit
+from xckpt.engine.limits import NOT_COMPILED, naming_limit
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state
@@ -33,7 +33,6 @@ from xckpt.options import SaveOptions, check_flags, checked_options, is_watched,
 Path = str | os.PathLike[str]
 P = ParamSpec("P")
 T = TypeVar("T")
-NOT_COMPILED: Final = "xckpt saves and loads outside of compiled code"
 
 
 def names_limits(call: Callable[P, T]) -> Callable[P, T]:

@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
 from xckpt.engine.in_flight import IN_FLIGHT, SaveInFlight, settle
-from xckpt.engine.limits import naming_limit
+from xckpt.engine.limits import naming_limit, not_compiled
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
 from xckpt.errors import XckptError
@@ -74,6 +74,7 @@ class SaveFuture:
         self._status = status
         self._staged = staged
 
+    @not_compiled
     def staged(self, timeout: float | None = None) -> None:
         """Return when the state that was given may be changed.
 
@@ -90,6 +91,7 @@ class SaveFuture:
             self._status.seen = True
             raise error
 
+    @not_compiled
     def result(self, timeout: float | None = None) -> Metadata:
         """The metadata of the committed checkpoint; waits for the commit.
 
@@ -102,6 +104,7 @@ class SaveFuture:
             raise error
         return self._status.saved.result()
 
+    @not_compiled
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Why the save failed, or None if it is committed; waits until that is known.
 
@@ -124,6 +127,7 @@ class SaveFuture:
                 f"which alone can wait for it (process {self._process})"
             )
 
+    @not_compiled
     def done(self) -> bool:
         """Whether the save is committed or has failed."""
         return self._status.saved.done()

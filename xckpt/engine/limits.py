@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 import errno
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import LeafTooLargeError, StorageError, XckptError, said_by
@@ -22,6 +24,8 @@ if sys.platform == "linux":
     import resource
 
 E = TypeVar("E", bound=BaseException)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FILES: Final = "this process may open no more files: close some, or raise the limit (ulimit -n)"
 THREADS: Final = (
@@ -34,6 +38,8 @@ MEMORY: Final = (
 )
 NO_THREAD: Final = "can't start new thread"
 """How Python's RuntimeError begins."""
+
+NOT_COMPILED: Final = "xckpt saves and loads outside of compiled code"
 
 TO_LOAD: Final = 1 << 27
 """To load TensorStore, and for what Python needs meanwhile; measured: 57 MiB."""
@@ -68,6 +74,24 @@ or raise the limit (ulimit -n)
     named = made(f"{said}; {advice}")
     named.__cause__ = error
     return named
+
+
+def not_compiled(call: Callable[P, T]) -> Callable[P, T]:
+    """Have torch's compiler not look into a call, as `xckpt.api.save.names_limits` does.
+
+    That has a frame of its own: the way of a save enters no file for this alone.
+    """
+    by_torch = dict[object, Callable[P, T]]()
+
+    @functools.wraps(call)
+    def call_outside(*arguments: P.args, **keywords: P.kwargs) -> T:
+        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        if disable is not None and disable not in by_torch:
+            by_torch[disable] = disable(call)
+        return by_torch.get(disable, call)(*arguments, **keywords)
+
+    call_outside.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=NOT_COMPILED)
+    return call_outside
 
 
 def check_loaded() -> None:

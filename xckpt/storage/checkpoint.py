@@ -23,6 +23,7 @@ from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.core.text.shown import readable_bytes
 from xckpt.core.values import Value, decode_content, decode_value
+from xckpt.engine.limits import not_compiled
 from xckpt.errors import LeafTooLargeError, XckptError
 from xckpt.options import LoadOptions
 from xckpt.progress import Progress
@@ -122,6 +123,7 @@ class Checkpoint(StoredTree):
         options = replace(self.options, progress=None)
         return _reopened, (str(self.location), self.manifest.digests, options)
 
+    @not_compiled
     def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
         """Read everything and compare it with what was saved.
 

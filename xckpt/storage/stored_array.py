@@ -23,6 +23,7 @@ from xckpt.core.geometry.selection import AxisPicks, Key, PickedBox, axis_of, ex
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import facts_html, readable_bytes
+from xckpt.engine.limits import not_compiled
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.read_chunks import read_box
@@ -115,6 +116,7 @@ class StoredArray:
             raise TypeError(f"{self.label}: a tensor of no dimensions has no len()")
         return self.shape[0]
 
+    @not_compiled
     def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
         """The elements that an index picks, always as an array.
 
@@ -185,6 +187,7 @@ class StoredArray:
         """The shape by which scattered elements are grouped into reads."""
         return self.pieces[0].chunk if self.pieces else tuple(max(1, n) for n in self.shape)
 
+    @not_compiled
     def __array__(
         self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None
     ) -> NDArray[np.generic]:
@@ -239,6 +242,7 @@ class Orthogonal:
 
     stored: StoredArray
 
+    @not_compiled
     def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
         """Every combination of what the keys pick; errors as of `StoredArray.__getitem__`."""
         stored = self.stored
@@ -278,6 +282,7 @@ class Points:
 
     stored: StoredArray
 
+    @not_compiled
     def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
         """The elements at positions that are broadcast; errors as of `StoredArray.__getitem__`."""
         stored = self.stored

@@ -25,6 +25,7 @@ from xckpt.core.text.shown import ShownLeaf, outline, total, tree_html
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, shown_value
 from xckpt.engine.adapters import framework_adapter
+from xckpt.engine.limits import not_compiled
 from xckpt.storage.stored_array import StoredArray
 
 Leaf: TypeAlias = StoredArray | Value
@@ -65,6 +66,7 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
     def __contains__(self, name: object) -> bool:
         return name in self.metadata.state_dict_metadata or name in self._nodes
 
+    @not_compiled
     def __getitem__(self, name: str) -> Leaf | StoredTree:
         """The leaf of a name, or the sub-tree of a container's.
 
