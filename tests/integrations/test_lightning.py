@@ -15,6 +15,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import xckpt
 from tests.integrations.conftest import damage, torchrun
@@ -260,6 +262,34 @@ def test_two_processes_resume(background: bool, two_ranks: Ranks, tmp_path: Path
         strict=True,
     ):
         assert all(map(torch.equal, once, again))
+
+
+def on_rank_train_in_the_midst(
+    rank: int, folder: str, steps: int, resume: str | None
+) -> list[torch.Tensor]:
+    torchrun(rank)
+    seed_everything(0, verbose=False)
+    data: Any = torch.arange(64.0).sin().view(16, 4)
+    trainer = Trainer(
+        **SIZES | {"max_epochs": 2, "max_steps": steps},
+        strategy="ddp",
+        devices=2,
+        use_distributed_sampler=False,
+        callbacks=ModelCheckpoint(folder, every_n_train_steps=3, save_last=True),
+        plugins=[XckptCheckpointIO()],
+    )
+    sampler = StatefulDistributedSampler(data, num_replicas=2, rank=rank)
+    model = Regression()
+    trainer.fit(model, StatefulDataLoader(data, 2, sampler=sampler), ckpt_path=resume)
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def test_two_processes_resume_in_the_midst_of_an_epoch(two_ranks: Ranks, tmp_path: Path) -> None:
+    whole = two_ranks.run(on_rank_train_in_the_midst, str(tmp_path / "whole"), -1, None)
+    run = str(tmp_path / "run")
+    two_ranks.run(on_rank_train_in_the_midst, run, 6, None)  # of 4 an epoch
+    again = two_ranks.run(on_rank_train_in_the_midst, run, -1, f"{run}/last.ckpt")
+    assert all(map(torch.equal, whole[0], again[0]))
 
 
 def strategy_of(size: int, background: bool = False) -> XckptModelParallelStrategy:
