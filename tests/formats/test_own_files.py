@@ -90,6 +90,32 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, call: Callable[[Path],
     assert list(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("call", [xckpt.delete, lambda path: xckpt.copy(path, f"{path}-copy")])
+@pytest.mark.parametrize("folder", ["mine", "mine_3", "mine/orbax"])
+def test_checkpoints_in_an_orbax_folder_are_not_its_own(
+    tmp_path: Path, folder: str, call: Callable[[Path], None]
+) -> None:
+    """A folder of one's checkpoints, of which Orbax has written one, is no step of Orbax."""
+    root = tmp_path / folder
+    xckpt.save(tmp_path / "ckpt", STATE)
+    convert(tmp_path / "ckpt", root if folder == "mine/orbax" else root / "orbax", format="orbax")
+    convert(tmp_path / "ckpt", root / "dcp", format="dcp")
+    (tmp_path / "ckpt").rename(root / "ckpt")
+    if folder != "mine/orbax":
+        (root / "plots").mkdir()
+        (root / "plots" / "loss.png").write_bytes(b"mine")
+    mine = {each for name in ("ckpt", "dcp", "plots") for each in (root / name).rglob("*")}
+    if folder == "mine":
+        with pytest.raises(xckpt.NotACheckpointError, match="may be yours; give the path of the"):
+            call(root)
+    else:
+        call(root)
+        copied = {each.name for each in tmp_path.glob(f"{folder}-copy/**/*") if each.is_file()}
+        assert not copied & {"xckpt.json", ".metadata", "loss.png"}
+    assert all(map(Path.exists, mine))
+    assert xckpt.open(root / "ckpt").verify() == []
+
+
 def test_buckets_are_refused_with_what_to_do() -> None:
     url = "memory://own-files/model.safetensors"
     open_store(Location.parse("memory://own-files")).write("model.safetensors", SMALL).result()

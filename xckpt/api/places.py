@@ -46,8 +46,8 @@ def delete(path: Path, *, options: LoadOptions | None = None) -> None:
 
     Files in the folder that are not the checkpoint's stay there. A checkpoint of another format
     that `load` takes is deleted on a local file system: a safetensors or torch.save file, an index
-    and the files that it names, the files of a DCP folder, or all of an Orbax step. Call it on one
-    rank.
+    and the files that it names, the files of a DCP folder, or those of an Orbax item or step, but
+    no other checkpoint that lies in it. Call it on one rank.
 
     Args:
         path: where it is, a path or URL as for `save`.

@@ -2,7 +2,8 @@
 
 1. `own_files` asks each format which files of a local path are the checkpoint's: the file itself,
    an index and the files that it names, ``.metadata`` and the files that it names, or what Orbax
-   puts into a step. Every other file is the user's: it is neither copied nor deleted.
+   puts into a step. Every other file is the user's, and so is a checkpoint of another format that
+   lies in an Orbax folder: it is neither copied nor deleted.
 2. `copy_files` stages the copy as a sink stages an output, links what it can, and renames.
 3. `delete_files` deletes the file first without which no reader takes the rest for a checkpoint.
 
@@ -20,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.dcp.metadata import MAX_BYTES, parse
 from xckpt.formats.detect import detect
 from xckpt.formats.file_sets import Files, find_files
-from xckpt.formats.orbax.step import find_item
-from xckpt.formats.orbax.tree import CHECKPOINT, TREE, items_in
+from xckpt.formats.orbax.step import find_item, json_file
+from xckpt.formats.orbax.tree import CHECKPOINT, STEP, TREE, folders_in, items_in
 from xckpt.formats.safetensors.source import SUFFIX
 from xckpt.formats.torch_save.source import find_saved
 from xckpt.storage.budget import ProgressCounter, Watcher
@@ -185,10 +187,21 @@ def _of_orbax(place: Path) -> tuple[Path, tuple[Path, ...]]:
             f"{place} is a folder of steps of Orbax; give the path of a step: {item.parent}"
         )
     marks = [place / CHECKPOINT, item / TREE]
+    below = _files_below(place)
+    others = {file.parent for file in below if file.name in (MANIFEST, ".metadata")} - {place, item}
+    if item != place and not marks[0].is_file():
+        if not STEP.fullmatch(place.name):
+            raise NotACheckpointError(
+                f"{place} is no step of Orbax, so what lies there beside {item.name} may be yours; "
+                f"give the path of the checkpoint: {item}"
+            )
+        beside = (folder for folder in folders_in(place) if folder != item)
+        others |= {cast(Path, folder) for folder in beside if json_file(folder) is None}
     own = (
         file
-        for file in _files_below(place)
-        if file.parent not in (place, item) or _ORBAX.fullmatch(file.name)
+        for file in below
+        if (file.parent not in (place, item) or _ORBAX.fullmatch(file.name))
+        and others.isdisjoint(file.parents)
     )
     return place, tuple(sorted(own, key=lambda file: file not in marks))
 
@@ -198,7 +211,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 _ORBAX: Final = re.compile(r"_.*|manifest\..*|commit_success\.txt|checkpoint|metadata|metrics")
-"""Orbax's files in the folder of a step or an item; all folders in them are Orbax's."""
+"""Orbax's files in the folder of a step or an item."""
 
 _FILES: Final[Mapping[str, Callable[[Path], tuple[Path, tuple[Path, ...]]]]] = {
     "safetensors": _of_safetensors,

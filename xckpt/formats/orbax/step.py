@@ -79,7 +79,7 @@ def _instead(path: FilePath) -> str:
     own = [each for each in folders_in(path) if (each / MANIFEST).is_file()]
     if own:
         return f" ({_named(own)}: checkpoints of xckpt; give the path of one of them: {own[0]})"
-    names = [each.name for each in (path, *folders_in(path)) if _json_file(each)]
+    names = [each.name for each in (path, *folders_in(path)) if json_file(each)]
     return f" (of JSON there is {', '.join(names)}: read that file itself)" if names else ""
 
 
@@ -123,7 +123,7 @@ def _items(step: FilePath, tree: FilePath, memory: Allowance) -> Iterator[tuple[
     for folder in folders_in(step):
         if folder == tree:
             continue
-        path = _json_file(folder)
+        path = json_file(folder)
         if path is None:
             others.append(folder.name)
             continue
@@ -137,6 +137,6 @@ def _items(step: FilePath, tree: FilePath, memory: Allowance) -> Iterator[tuple[
         )
 
 
-def _json_file(folder: FilePath) -> FilePath | None:
+def json_file(folder: FilePath) -> FilePath | None:
     """The file of an item of JSON; None if the folder is not such an item."""
     return next((folder / name for name in JSON_FILES if (folder / name).is_file()), None)

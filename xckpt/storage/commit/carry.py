@@ -38,7 +38,7 @@ from xckpt.core.text.printable import in_few
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.file_checks import file_content
+from xckpt.storage.chunks.file_checks import file_bytes, file_content
 from xckpt.storage.commit.folder import remove_tree, sync_folder, unlisted
 
 _TRIAL = ".carried"
@@ -75,9 +75,11 @@ def names_below(folder: Path) -> list[str]:
 
 
 def manifest_in(folder: Path) -> bytes | None:
-    """A manifest's bytes; None where nothing is, empty where a device, pipe or folder is."""
-    data = file_content(f"{folder}/{MANIFEST}", MAX_BYTES)
-    return b"" if data is not None and len(data) > MAX_BYTES else data
+    """A manifest's bytes; None where nothing is, empty where a device, a pipe, a folder or more than
+    a manifest is."""
+    if file_bytes(folder / MANIFEST) > MAX_BYTES:
+        return b""
+    return file_content(f"{folder}/{MANIFEST}", MAX_BYTES)
 
 
 def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:

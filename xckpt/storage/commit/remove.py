@@ -29,10 +29,12 @@ from typing import Final
 import tensorstore as ts
 
 from xckpt.core.commit import Step
+from xckpt.core.manifest.codec import MAX_BYTES
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.budget import ProgressCounter, Watcher
+from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.commit import conditional
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
 from xckpt.storage.commit.file_system import delete_entry, opened_folder
@@ -206,6 +208,12 @@ def _hidden(target: Location) -> Hidden:
     with storage_errors(target):
         store = open_store(target)
         listing = store.list() if target.bucket else None
+        for key in (MANIFEST, CLAIM):
+            if problem := file_problem(target, key, MAX_BYTES):
+                raise StorageError(
+                    f"{target}: {key} is {problem}, so nothing was deleted: remove the folder "
+                    f"yourself, if nothing in it is wanted"
+                )
         claiming = store.read(CLAIM)
         seen = answer(store.read(MANIFEST), target)
         if seen.state != "value":
