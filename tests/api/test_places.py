@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shutil
 from pathlib import Path
@@ -220,3 +221,12 @@ def test_a_save_that_comes_second_to_an_equal_one_is_not_called_committed(tmp_pa
     with pytest.raises(xckpt.CheckpointExistsError, match="this save is not committed") as caught:
         xckpt.save(path, state, options=options)
     assert not getattr(caught.value, "__notes__", [])
+
+
+def test_a_pipe_in_the_manifests_place_is_not_waited_for(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ckpt", {"w": np.ones(3)})
+    (tmp_path / "ckpt" / "xckpt.json").unlink()
+    os.mkfifo(tmp_path / "ckpt" / "xckpt.json")
+    with pytest.raises(xckpt.StorageError, match=r"xckpt\.json is not a plain file, so nothing"):
+        xckpt.delete(tmp_path / "ckpt")
+    assert (tmp_path / "ckpt" / "w" / "zarr.json").is_file()

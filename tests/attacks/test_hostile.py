@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,9 @@ from tests.support.time_limit import ALLOWANCE
 from xckpt.convert import Mapping
 from xckpt.core.manifest.codec import parse
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.commit.carry import manifest_in
+from xckpt.storage.commit.conditional import is_written
+from xckpt.storage.location import Location
 
 pytestmark = pytest.mark.thorough
 
@@ -102,6 +106,33 @@ def test_special_files(tmp_path: Path, name: str, what: str) -> None:
     assert loaded.kind != "done"
     saved = outcome(xckpt.save, path, {"w": np.arange(3.0)}, overwrite=True)
     assert saved.kind == "done" or saved.xckpt, (saved.kind, saved.text)
+
+
+@pytest.mark.parametrize("what", ["a pipe", "1 TiB"])
+def test_a_manifest_that_is_none_is_neither_waited_for_nor_read(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {"w": np.arange(1000.0)})
+    stands_in(what, path / "xckpt.json")
+    assert attempt(manifest_bytes, str(path), seconds=10 * ALLOWANCE).value < 100 << 20
+    assert attempt(is_written_there, str(path), seconds=10 * ALLOWANCE).value is False
+    deleted = attempt(xckpt.delete, str(path), seconds=10 * ALLOWANCE)
+    assert deleted.kind == "StorageError" and "so nothing was deleted" in deleted.text, deleted
+    assert (path / "w" / "c" / "0").is_file()
+
+
+def manifest_bytes(path: str) -> int:
+    """How much memory looking at a manifest takes."""
+    before = peak()
+    assert manifest_in(Path(path)) == b""
+    return peak() - before
+
+
+def peak() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def is_written_there(path: str) -> bool:
+    return is_written(Location.parse(path), b"a manifest")
 
 
 def test_very_many_values() -> None:

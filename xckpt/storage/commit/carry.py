@@ -75,8 +75,7 @@ def names_below(folder: Path) -> list[str]:
 
 
 def manifest_in(folder: Path) -> bytes | None:
-    """A manifest's bytes; None where nothing is, empty where a device, a pipe, a folder or more than
-    a manifest is."""
+    """A manifest's bytes; None where nothing is, empty where it cannot be one: a device."""
     if file_bytes(folder / MANIFEST) > MAX_BYTES:
         return b""
     return file_content(f"{folder}/{MANIFEST}", MAX_BYTES)

@@ -28,8 +28,9 @@ import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.errors import CheckpointExistsError, StorageError
+from xckpt.storage.chunks.file_checks import stored_content
 from xckpt.storage.commit.folder import ClaimText
-from xckpt.storage.location import Location, Reading, Writing, answer, open_store
+from xckpt.storage.location import Location, Reading, Writing, answer
 
 SECONDS: Final = 2.0
 """Age from which on an answer says too little about a claim."""
@@ -220,7 +221,7 @@ def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: L
 def is_written(target: Location, manifest: bytes) -> bool:
     """Whether this is the manifest at a place; False if the storage does not say."""
     with contextlib.suppress(Exception):
-        return bool(generation_if(open_store(target), MANIFEST, manifest, target))
+        return stored_content(target, MANIFEST, len(manifest)) == manifest
     return False
 
 

@@ -194,6 +194,12 @@ def hide_checkpoint(target: Location) -> Hidden:
         NotACheckpointError: no committed checkpoint is there.
         StorageError: the storage refused, or another call replaces or removes it just now.
     """
+    for key in (MANIFEST, CLAIM):
+        if problem := file_problem(target, key, MAX_BYTES):
+            raise StorageError(
+                f"{target}: {key} is {problem}, so nothing was deleted: remove the folder "
+                f"yourself, if nothing in it is wanted"
+            )
     try:
         return _hidden(target)
     except StorageError:
@@ -208,12 +214,6 @@ def _hidden(target: Location) -> Hidden:
     with storage_errors(target):
         store = open_store(target)
         listing = store.list() if target.bucket else None
-        for key in (MANIFEST, CLAIM):
-            if problem := file_problem(target, key, MAX_BYTES):
-                raise StorageError(
-                    f"{target}: {key} is {problem}, so nothing was deleted: remove the folder "
-                    f"yourself, if nothing in it is wanted"
-                )
         claiming = store.read(CLAIM)
         seen = answer(store.read(MANIFEST), target)
         if seen.state != "value":
