@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.image import imread
-from matplotlib.patches import Rectangle
 
 import xckpt
 from tests.viewer.grids import random_grids
@@ -23,11 +20,16 @@ from xckpt.viewer.picture import plot
 from xckpt.viewer.picture.plane import COLOURS, PicturePlane, picture_of
 from xckpt.viewer.picture.plot import figure_of
 
+if TYPE_CHECKING:  # each worker would import it, for half a second, where one runs these tests
+    from matplotlib.figure import Figure
+
 MESH = Sharding(axes=(("data", 2), ("model", 4)), spec=(("data",), ("model",)))
 
 
 def patches(figure: Figure) -> dict[str, dict[tuple[float, ...], str | None]]:
     """Kind -> place -> hatch; no rectangle lies there twice."""
+    from matplotlib.patches import Rectangle
+
     kinds = ("chunk", "unit", "array", "shard")
     found: dict[str, dict[tuple[float, ...], str | None]] = {kind: {} for kind in kinds}
     for patch in figure.axes[0].patches:
@@ -56,6 +58,9 @@ def test_patches_are_the_boxes_of_the_plan() -> None:
 
 
 def test_the_areas_of_the_colours_are_those_of_the_shards(tmp_path: Path) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.image import imread
+
     entry = TensorEntry("w", "int8", (60, 120), (30, 30), sharding=MESH)
     figure_of(picture_of(entry, PicturePlane.of(entry))).savefig(tmp_path / "w.png")
     pixels = np.round(imread(tmp_path / "w.png")[..., :3] * 255).astype(int)
