@@ -192,6 +192,7 @@ class CheckpointManager(RunReading):
             PlanError: the ranks are at different steps.
             ManifestError: JSON cannot express ``metadata``; nothing was begun.
             StorageError: this user may not write to the root; nothing was begun.
+            PathError: the step's folder is a symbolic link; nothing was begun.
             TypeError, ValueError: on some rank ``step`` is not a step, a metric is not a number,
                 ``metadata`` is not a dict or has a key ``"run"``, or the coordinator's ``force``
                 is neither True nor False; nothing was begun.

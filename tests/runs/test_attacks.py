@@ -113,6 +113,24 @@ def test_a_step_behind_a_link_is_restored_and_neither_deleted_nor_replaced(tmp_p
     assert checkpoints.restore()["w"][0] == 7.0
 
 
+@pytest.mark.parametrize("leads_to", ["elsewhere/step-00000001", "run/step-00000000", "nowhere"])
+def test_a_save_writes_through_no_link(tmp_path: Path, leads_to: str) -> None:
+    """Of the name that the new step would have: to a step elsewhere, to one of the run, to none."""
+    train(tmp_path / "elsewhere", [1])
+    root = tmp_path / "run"
+    train(root, [0])
+    link = root / "step-00000005"
+    link.symlink_to(tmp_path / leads_to)
+    checkpoints = xckpt.CheckpointManager(root, save=EverySteps(1))
+    with pytest.raises(xckpt.PathError, match=r"is a symbolic link to .* remove the link"):
+        checkpoints.save(5, state_of(5), force=True)
+    assert checkpoints.save(6, state_of(6))
+    checkpoints.wait()
+    assert xckpt.load(tmp_path / "elsewhere" / "step-00000001")["w"][0] == 1.0
+    assert xckpt.load(root / "step-00000000")["w"][0] == 0.0
+    assert link.is_symlink() and not (tmp_path / "nowhere").exists()
+
+
 def test_a_policy_that_spoils_its_list_deletes_no_more(root: str) -> None:
     def spoils(records: Any) -> list[int]:
         records.clear()

@@ -116,13 +116,16 @@ class RunRoot:
             )
 
     def check_writable(self, name: str) -> None:
-        """Refuse to save a new step where this user may not write; folders in a bucket are unseen.
+        """Refuse to save a step where this user may not write, or through a symbolic link.
+
+        Folders in a bucket are unseen, and have no links.
 
         Args:
             name: the folder name of the step; one that is there may be filled in place.
 
         Raises:
             StorageError: a local root cannot be written, or not be made.
+            PathError: the step is a link: the save would replace what it leads to.
         """
         from xckpt.storage.commit.file_system import may_write
         from xckpt.storage.location import storage_errors
@@ -130,6 +133,11 @@ class RunRoot:
         folder = self.location.folder
         if folder is None:
             return
+        if (step := folder / name).is_symlink():
+            raise PathError(
+                f"{step} is a symbolic link to {os.readlink(step)}, which a save would replace: "
+                f"remove the link, or rename it"
+            )
         with storage_errors(self.location):
             there = _nearest(folder / name)
             allowed = there == folder / name or may_write(there)
