@@ -49,7 +49,7 @@ def _uses(kind: Kind, path: Path) -> Iterator[Callable[[], object]]:
     if kind is steps:
         run = xckpt.CheckpointManager(path, load_options=OPTIONS)
         yield from (run.steps, run.latest, lambda: run.best("loss"), run.restore)
-        yield lambda: list(step_lines(steps_at(str(path))))
+        yield lambda: list(step_lines(steps_at(str(path)), {}))
         yield lambda: shared_at(str(path), run.steps())
         return
     at = path / "model.safetensors" if kind is safetensors else path

@@ -223,17 +223,14 @@ def _proof(mapping: str, rules: LeafMapping, resolved: ResolvedMapping) -> Itera
     read, made = counted(len(resolved.sources), "tensor"), counted(len(resolved.targets), "tensor")
     yield f"{mapping}: {made} made of {read}, every element used once and defined once"
     for reason, times in Counter(each.reason for each in resolved.assertions).items():
-        yield f"  asserted while reading: {reason}{_times(times)}"
+        again = f", {times} times" if times > 1 else ""
+        yield f"  asserted while reading: {reason}{again}"
     if resolved.dropped:
         yield f"  dropped unchecked: {counted(len(resolved.dropped), 'tensor')}"
     for rule in rules.assumed:
         yield f"  assumed: {rule.assumes} (rule {rule})"
     for each in resolved.lossy:
         yield f"  lossy: {each.operation}: {each.bound} (rule {each.rule})"
-
-
-def _times(count: int) -> str:
-    return f", {count} times" if count > 1 else ""
 
 
 @map_commands.command()

@@ -13,9 +13,7 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.core.text.times import utc_text
 
 
-def step_lines(
-    records: Sequence[StepRecord], shared: Mapping[str, int] | None = None
-) -> Iterator[str]:
+def step_lines(records: Sequence[StepRecord], shared: Mapping[str, int]) -> Iterator[str]:
     """The columns of a listing: folder, time (UTC), size, shared bytes, metrics, what keeps it.
 
     Args:
@@ -23,7 +21,7 @@ def step_lines(
         shared: folder name -> bytes that other steps share; see `xckpt.viewer.run.shared_at`.
 
     Example:
-        >>> list(step_lines([StepRecord(3, 60.0, {"loss": 0.25}, 1024, keep=("Latest(2)",))]))
+        >>> list(step_lines([StepRecord(3, 60.0, {"loss": 0.25}, 1024, keep=("Latest(2)",))], {}))
         ['step-00000003  1970-01-01 00:01:00Z  1.0 KiB  loss=0.25  Latest(2)']
     """
     reasons = kept_by(sorted(records, key=lambda record: record.number))
@@ -31,7 +29,7 @@ def step_lines(
         (
             printable(record.name),
             utc_text(record.time),
-            _size(record, (shared or {}).get(record.name, 0)),
+            _size(record, shared.get(record.name, 0)),
             " ".join(f"{printable(name)}={value:.6g}" for name, value in record.metrics.items()),
             ", ".join(map(printable, reasons[record.number])),
         )
@@ -47,19 +45,17 @@ def _size(record: StepRecord, shared: int) -> str:
     return f"{size}, {readable_bytes(shared)} shared" if shared else size
 
 
-def step_values(
-    records: Sequence[StepRecord], shared: Mapping[str, int] | None = None
-) -> list[dict[str, Any]]:
+def step_values(records: Sequence[StepRecord], shared: Mapping[str, int]) -> list[dict[str, Any]]:
     """The same as values, for JSON.
 
     Example:
-        >>> step_values([StepRecord(3, 60.0)])[0]["kept_by"]
+        >>> step_values([StepRecord(3, 60.0)], {})[0]["kept_by"]
         ['newest']
     """
     reasons = kept_by(sorted(records, key=lambda record: record.number))
     shown = ("number", "time", "metrics", "bytes", "name", "format")
     return [
         {each: getattr(record, each) for each in shown}
-        | {"shared": (shared or {}).get(record.name, 0), "kept_by": list(reasons[record.number])}
+        | {"shared": shared.get(record.name, 0), "kept_by": list(reasons[record.number])}
         for record in records
     ]

@@ -97,13 +97,7 @@ def own_files(path: str | os.PathLike[str]) -> OwnFiles:
     return OwnFiles(format, root, files)
 
 
-def copy_files(
-    source: OwnFiles,
-    target: Path,
-    *,
-    overwrite: bool,
-    progress: Watcher = None,
-) -> None:
+def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Watcher) -> None:
     """Copy a checkpoint's files; the copy is there as a whole or not at all.
 
     Args:

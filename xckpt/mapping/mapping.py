@@ -192,7 +192,7 @@ class LeafMapping:
         self,
         source: Mapping[str, TensorSpec],
         wanted: Mapping[str, TensorSpec] | None,
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[float], None] | None,
     ) -> Resolution:
         if "" in source:
             raise MappingError("a mapping takes leaves by name: the source is one leaf without one")

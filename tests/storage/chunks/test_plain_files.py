@@ -292,7 +292,9 @@ def test_a_file_holds_the_elements_and_zeros(
     path = within / "c" / "0"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain_files, "SLAB_BYTES", slab)
-        digest = write_plain(str(path), data, data.nbytes + padding, within=str(within))
+        digest = write_plain(
+            str(path), data, data.nbytes + padding, within=str(within), synced=True
+        )
     elements = plain_bools(np.ascontiguousarray(data))
     assert path.read_bytes() == elements.tobytes() + bytes(padding)
     assert digest == digest_array(elements)
@@ -302,7 +304,7 @@ def test_a_file_holds_the_elements_and_zeros(
 
 def test_what_a_killed_save_was_writing_is_no_part_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "0.__lock").write_bytes(b"much longer than what is written")
-    write_plain(str(tmp_path / "0"), np.zeros(3, np.uint8), 3, within=str(tmp_path))
+    write_plain(str(tmp_path / "0"), np.zeros(3, np.uint8), 3, within=str(tmp_path), synced=True)
     assert (tmp_path / "0").read_bytes() == bytes(3) and os.listdir(tmp_path) == ["0"]
 
 

@@ -154,7 +154,7 @@ def restore_step(
     folder: RunFolder,
     step: int | None,
     load: Callable[[str], State],
-    options: LoadOptions | None = None,
+    options: LoadOptions | None,
 ) -> Restored[State] | None:
     """Load a step, or the newest good one; None if there is none, good or not; collective.
 
@@ -234,7 +234,7 @@ def _each(folder: RunFolder, step: int | None, damaged: Damaged) -> Iterator[Can
                 del damaged[gone]
 
 
-def is_damage(error: XckptError, kinds: tuple[type[XckptError], ...] = DAMAGE) -> bool:
+def is_damage(error: XckptError, kinds: tuple[type[XckptError], ...]) -> bool:
     """Whether a load failed because the checkpoint is not what was saved, on all failing ranks.
 
     Args:
@@ -242,8 +242,10 @@ def is_damage(error: XckptError, kinds: tuple[type[XckptError], ...] = DAMAGE) -
         kinds: what counts as damage.
 
     Example:
-        >>> is_damage(CorruptCheckpointError("w: chunk 3")), is_damage(VersionError("version 9"))
-        (True, False)
+        >>> is_damage(CorruptCheckpointError("w: chunk 3"), DAMAGE)
+        True
+        >>> is_damage(VersionError("version 9"), DAMAGE)
+        False
     """
     if isinstance(error, RanksFailedError):
         known = {kind.__name__ for kind in kinds}

@@ -91,7 +91,7 @@ class _Sharing:
 
 
 def decode_leaves(
-    texts: list[msgspec.Raw], pieces: Sequence[Pieces] = ()
+    texts: list[msgspec.Raw], pieces: Sequence[Pieces]
 ) -> tuple[tuple[Entry, ...], bool]:
     """Decode leaves, and let go of their texts on the way.
 
@@ -103,7 +103,7 @@ def decode_leaves(
 
     Example:
         >>> leaves = [msgspec.Raw(b'{"kind":"value","name":"n","type":"int","value":"0x7"}')]
-        >>> decode_leaves(leaves)
+        >>> decode_leaves(leaves, [])
         ((ValueEntry(name='n', type='int', value='0x7'),), True)
     """
     sharing, encoded, alike = _Sharing(), msgspec.json.Encoder().encode, True

@@ -76,7 +76,7 @@ def mismatch(
     advice = advice or _advice(bool(by_kind[MISSING]), bool(by_kind[UNEXPECTED]), mapped)
     lines = [f"the target does not fit the checkpoint: {_counts(by_kind)}"]
     lines[0] += f" ({advice})" if advice else ""
-    names = (_names(by_kind[kind]) for kind in (MISSING, UNEXPECTED))
+    names = ([each.leaf or "" for each in by_kind[kind]] for kind in (MISSING, UNEXPECTED))
     lines += (f"  {line}" for line in guess(*names, mapped=mapped))
     kinds = [kind for kind in by_kind.values() if kind]
     for kind, shown in zip(kinds, _shares([len(kind) for kind in kinds]), strict=True):
@@ -124,10 +124,6 @@ def merged_problems(by_rank: Sequence[Sequence[Problem]]) -> list[Problem]:
         problem if len(ranks[line]) == len(by_rank) else problem.on(ranks[line][0])
         for line, problem in first.items()
     ]
-
-
-def _names(problems: Sequence[Problem]) -> list[str]:
-    return [problem.leaf or "" for problem in problems]
 
 
 def _counts(by_kind: Mapping[str, Sequence[Problem]]) -> str:

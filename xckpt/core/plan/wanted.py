@@ -211,8 +211,9 @@ class WantedLeaf(msgspec.Struct, gc=False):
         if missing == 0:
             self.target.commit(number)
         elif missing < 0:
+            region = Box(item.dest_offsets, item.lengths)
             raise PlanError(
-                f"{self.name}: {_region(item)} of box {number} was committed, but the box has got "
+                f"{self.name}: {region} of box {number} was committed, but the box has got "
                 f"{-missing} elements too many; each read item must be committed once"
             )
 
@@ -276,8 +277,3 @@ def _box_of(item: ReadItem) -> int:
     """The number of the box that an item fills."""
     assert item.dest_index.index is not None
     return item.dest_index.index
-
-
-def _region(item: ReadItem) -> Box:
-    """The elements that an item fills, counted from its box's first."""
-    return Box(item.dest_offsets, item.lengths)

@@ -156,7 +156,7 @@ class PlainFile:
 
 
 def write_plain(
-    path: str, data: NDArray[np.generic], nbytes: int, *, within: str, synced: bool = True
+    path: str, data: NDArray[np.generic], nbytes: int, *, within: str, synced: bool
 ) -> bytes:
     """Write a chunk's elements to its file; see `write_file`.
 
@@ -190,7 +190,7 @@ def write_file(
     nbytes: int = 0,
     *,
     within: str,
-    synced: bool = True,
+    synced: bool,
 ) -> None:
     """Write a file; folders above it are made, and not synced.
 

@@ -222,12 +222,12 @@ def claim(folder: Path, identity: str) -> Claim:
     raise AssertionError("unreachable")
 
 
-def claim_folder(target: Path, identity: str = "") -> tuple[Claim, bool]:
+def claim_folder(target: Path, identity: str) -> tuple[Claim, bool]:
     """Claim and make a staging folder, after removing those of dead saves.
 
     Args:
         target: the path to save to, symbolic links followed.
-        identity: name of a resumable save.
+        identity: name of a resumable save; empty for any other.
 
     Returns:
         The claim, and whether staging was left under this identity and is reused.

@@ -293,7 +293,7 @@ def _sync(staging: KeyStaging) -> None:
             sync_folder(folder.parent.parent)
 
 
-def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: bool) -> KeyStaging:
+def begin_keys(target: Location, planned: Manifest | None, *, overwrite: bool) -> KeyStaging:
     """Look at a path and open a place to write to among its keys; see `staging.begin`."""
     store = open_store(target)
     with ListingTrial(store, target) as trial:
@@ -327,9 +327,7 @@ def _claim_beside(
     return staging
 
 
-def stage_beside(
-    target: Location, planned: Manifest | None = None, *, in_batch: bool = False
-) -> KeyStaging:
+def stage_beside(target: Location, planned: Manifest | None, *, in_batch: bool) -> KeyStaging:
     """Stage beside the data at a local path; all files may be synced together."""
     seen = answer(open_store(target).read(MANIFEST), target)
     staging = _beside(target, seen, planned, new_identity())

@@ -85,13 +85,13 @@ def _by_process(text: ClaimText) -> OwnerState:
     return OwnerState.ALIVE if process_identity(text.process) == text.life else OwnerState.DEAD
 
 
-def remove_dead(target: Path, names: Iterable[str], *, but: str = "") -> None:
+def remove_dead(target: Path, names: Iterable[str], *, but: str) -> None:
     """Remove what dead saves have left in a parent folder.
 
     Args:
         target: the path that is saved to now.
         names: those in the parent folder that `LEFTOVER` matches.
-        but: name of a resumable save to ``target``, which stays.
+        but: name of a resumable save to ``target``, which stays; empty for none.
     """
     local = is_local(target.parent)
     kept = staging_folder(target, but) if but else None
