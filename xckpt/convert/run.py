@@ -326,7 +326,8 @@ def _check_executor(executor: Executor | None, paths: Sequence[str]) -> None:
         raise TypeError(f"executor takes one of concurrent.futures, not {executor!r}")
     for path in paths:
         if path.startswith("memory://") and not isinstance(executor, ThreadPoolExecutor):
-            raise StorageError(f"{path}: no other process reaches the memory of this one")
+            fault = "no other process reaches the memory of this one"
+            raise StorageError(f"{path}: {fault}; give a path or URL that its workers reach")
     # A process that is forked later has TensorStore's memory without its threads, and would abort.
     executor.submit(os.getpid).result()
 

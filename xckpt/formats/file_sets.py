@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from xckpt.errors import (
+    RESTORE,
     CorruptCheckpointError,
     ManifestError,
     NotACheckpointError,
@@ -93,7 +94,9 @@ def _check_series(folder: FilePath, files: list[FilePath], suffix: str) -> None:
     missing = sorted(set(range(1, int(count) + 1)) - present)
     if missing:
         some = ", ".join(f"{stem}-{n:05d}-of-{count}{suffix}" for n in missing[:5])
-        raise CorruptCheckpointError(f"{folder}: files of {int(count)} are missing: {some}")
+        raise CorruptCheckpointError(
+            f"{folder}: files of {int(count)} are missing: {some}; {RESTORE}"
+        )
 
 
 def _indexed(path: FilePath, suffix: str, memory: Allowance) -> Files:

@@ -166,7 +166,9 @@ def test_steps_and_items(tmp_path: Path) -> None:
         open_source(many / "9")
     check_source(open_source(many / "10" / "opt"), {"m": np.arange(2)})
     (many / "9").rename(many / "9.orbax-checkpoint-tmp-3")
-    with pytest.raises(xckpt.NotACheckpointError, match="has not finished writing"):
+    with pytest.raises(
+        xckpt.NotACheckpointError, match="has not finished writing it; load an older"
+    ):
         open_source(many / "9.orbax-checkpoint-tmp-3")
     with pytest.raises(xckpt.NotACheckpointError, match="several items"):
         open_source(many)
@@ -247,7 +249,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no database": (
         lambda p: (p / "manifest.ocdbt").unlink(),
         xckpt.CorruptCheckpointError,
-        "manifest.ocdbt is missing",
+        "manifest.ocdbt is missing; restore it from a copy",
     ),
     "a damaged database": (
         lambda p: (p / "manifest.ocdbt").write_bytes(b"hello"),

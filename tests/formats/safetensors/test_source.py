@@ -238,7 +238,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no index, and one is missing": (
         lambda f: ((f / INDEX).unlink(), (f / SECOND).unlink()),
         xckpt.CorruptCheckpointError,
-        f"files of 3 are missing: {SECOND}",
+        f"files of 3 are missing: {SECOND}; restore it",
     ),
     "no index, and another file": (
         lambda f: ((f / INDEX).unlink(), (f / "x.safetensors").write_bytes(b"")),

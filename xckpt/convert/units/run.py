@@ -175,6 +175,6 @@ def _opened(conversion: Conversion, identity: bytes) -> Opened:
     if opened.source.identity() != identity:
         raise StorageError(
             f"{conversion.path}: a worker finds other contents there than the process that "
-            f"converts; it may have been replaced meanwhile"
+            f"converts; it may have been replaced meanwhile: convert again"
         )
     return opened

@@ -23,6 +23,7 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.names import join_keys
 from xckpt.core.tree import unflatten
 from xckpt.errors import (
+    RESTORE,
     CorruptCheckpointError,
     ManifestError,
     naming,
@@ -108,7 +109,7 @@ class OrbaxSource(TensorSource):
         if ocdbt is None:
             ocdbt = (self.path / "manifest.ocdbt").is_file()
         if ocdbt and not (self.path / "manifest.ocdbt").is_file():
-            raise CorruptCheckpointError(f"{self.path}: manifest.ocdbt is missing")
+            raise CorruptCheckpointError(f"{self.path}: manifest.ocdbt is missing; {RESTORE}")
         folder = ZarrFolder(
             self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing, memory=self._memory
         )
@@ -133,7 +134,9 @@ class OrbaxSource(TensorSource):
                 values[name] = None
             elif leaf.kind == "string":
                 if not isinstance(strings.get(leaf.stored_name), str):
-                    raise CorruptCheckpointError(f"{self.path / STRINGS}: {name} is not in it")
+                    raise CorruptCheckpointError(
+                        f"{self.path / STRINGS}: {name} is not in it; {RESTORE}"
+                    )
                 values[name] = strings[leaf.stored_name]
             elif leaf.kind == "scalar":
                 values[name] = _number(name, arrays[name])
@@ -143,7 +146,7 @@ class OrbaxSource(TensorSource):
         path = self.path / STRINGS
         with naming(path):
             if not path.is_file():
-                raise CorruptCheckpointError("missing")
+                raise CorruptCheckpointError(f"missing; {RESTORE}")
             return parse_json(read_json(path, self._memory), dict[str, object])
 
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:

@@ -42,7 +42,7 @@ def find_item(path: FilePath) -> FilePath:
         NotACheckpointError: there is none, or there are several; they are named.
     """
     if UNFINISHED in path.name:
-        raise NotACheckpointError(f"{path}: Orbax has not finished writing it")
+        raise NotACheckpointError(f"{path}: Orbax has not finished writing it; load an older step")
     if not path.is_dir():
         raise NotACheckpointError(f"{path} is not a folder, so it is not a checkpoint of Orbax")
     if (path / TREE).is_file():

@@ -27,7 +27,7 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.names import is_utf8
 from xckpt.core.struct_types import prepare_structs
-from xckpt.errors import ManifestError, UnsupportedLeafError
+from xckpt.errors import RESTORE, ManifestError, UnsupportedLeafError
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """Longest header; the safetensors library has the same limit."""
@@ -121,7 +121,7 @@ def header_length(first: bytes, file_size: int) -> int:
         )
     if 8 + length > file_size:
         raise ManifestError(
-            f"truncated: its header has {length:,} bytes, the whole file {file_size:,}"
+            f"truncated: its header has {length:,} bytes, the whole file {file_size:,}; {RESTORE}"
         )
     return length
 

@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Final
 
 from xckpt.core.manifest.memory import COPIES
-from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError, naming
+from xckpt.errors import (
+    RESTORE,
+    CorruptCheckpointError,
+    ManifestError,
+    UnsupportedLeafError,
+    naming,
+)
 from xckpt.formats.torch_save.values import Storage, read_value
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, open_file
@@ -90,7 +96,7 @@ class Archive:
                 if end > file.most_bytes:
                     raise CorruptCheckpointError(
                         f"{path} is truncated: it has {file.most_bytes:,} bytes, but an entry lies "
-                        f"at {there}"
+                        f"at {there}; {RESTORE}"
                     )
                 with naming(f"{path}: bytes {there}"), memory.passing() as needed:
                     view = _FileRange(file, where, needed)
@@ -116,7 +122,7 @@ class Archive:
     def _storage(self, key: str, dtype: str | None) -> Storage:
         record = self.records.get(f"data/{key}")
         if record is None:
-            raise CorruptCheckpointError(f"{self.path}: the archive has no data/{key}")
+            raise CorruptCheckpointError(f"{self.path}: the archive has no data/{key}; {RESTORE}")
         return Storage(dtype, self.path, *record, self.little_endian)
 
 

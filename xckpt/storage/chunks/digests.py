@@ -261,7 +261,7 @@ class RowFile:
         """
         problem = file_problem(self.root, self.key, self.nbytes)
         if problem:
-            raise CorruptCheckpointError(f"{self.root}: {self.key} is {problem}")
+            raise CorruptCheckpointError(f"{self.root}: {self.key} is {problem}; {RESTORE}")
         low = self.before + first * DIGEST_BYTES
         where = slice(low, low + count * DIGEST_BYTES)
         return open_store(self.root).read(self.key, byte_range=where)
@@ -271,7 +271,7 @@ class RowFile:
         digests = _content(asked, self.root, self.key)
         if len(digests) != count * DIGEST_BYTES:
             raise CorruptCheckpointError(
-                f"{self.root}: {self.key} is missing or too short for {what}"
+                f"{self.root}: {self.key} is missing or too short for {what}; {RESTORE}"
             )
         return digests
 

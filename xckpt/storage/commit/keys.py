@@ -305,7 +305,7 @@ def begin_keys(target: Location, planned: Manifest | None, *, overwrite: bool) -
         claim = KeyClaim.of(CLAIM, new_identity())
         # Neither manifest nor claim exists, so both have the same generation: that of absence.
         if not claim.take(store, target, absent):
-            raise CheckpointExistsError(f"{target}: another save has just begun here")
+            raise CheckpointExistsError(f"{target}: another save has just begun here: wait for it")
         trial.check(claim)
     if not target.bucket and answer(store.read(MANIFEST), target).state == "value":
         claim.release(store, target)  # another save has committed, and its claim is gone

@@ -85,7 +85,10 @@ class OutputPath:
                     f"{staged.staging}: what was written of {self.path} is gone; start again"
                 )
             if noted != layout:
-                raise NotACheckpointError(f"{staged.staging} was begun for other tensors")
+                raise NotACheckpointError(
+                    f"{staged.staging} was begun for other tensors than this process is to write: "
+                    f"give all processes the same source, mapping and options"
+                )
             with contextlib.suppress(CheckpointExistsError):  # the process that began it is alive
                 staged.claim = reclaim(self.path, token)
         return staged

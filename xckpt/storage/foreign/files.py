@@ -25,7 +25,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.engine.ranks.alive import WORK
-from xckpt.errors import CorruptCheckpointError, StorageError
+from xckpt.errors import RESTORE, CorruptCheckpointError, StorageError
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 from xckpt.storage.location import Reading, answer_within, check_process, storage_errors
 
@@ -287,7 +287,7 @@ class StoredFile:
         if read is None:
             return None
         if read.state != "value":
-            raise CorruptCheckpointError(f"{self.path} is missing")
+            raise CorruptCheckpointError(f"{self.path} is missing; {RESTORE}")
         if read.stamp.generation != self._settled(read.stamp.generation):
             raise StorageError(
                 f"{self.path} was replaced while it was read; open it again to read what is "

@@ -27,6 +27,7 @@ from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.manifest.entries import array_metadata
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import (
+    RESTORE,
     CorruptCheckpointError,
     UnsupportedLeafError,
     XckptError,
@@ -254,7 +255,9 @@ class ZarrFolder:
             if content is None:
                 raise too_long(path, LONGEST_DOCUMENT)
         if content is None:
-            raise CorruptCheckpointError(f"{self.location.child(name)}: there is no {file}")
+            raise CorruptCheckpointError(
+                f"{self.location.child(name)}: there is no {file}; {RESTORE}"
+            )
         # TensorStore keeps the attributes of an open array.
         beyond = max(0, len(content) - USUAL_DOCUMENT)
         self._described.take(DOCUMENT_TIMES * beyond, f"{path} of {len(content):,} bytes")
