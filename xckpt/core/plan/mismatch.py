@@ -42,15 +42,19 @@ _CURES: Mapping[str, str] = {
     "._orig_mod",
 }
 
-_RANK = re.compile("(?:^|/)rank[0-9]+(?:/|$)")
-"""In the name of a leaf of one rank; see `xckpt.PerRank`."""
+_RANK = re.compile("(?:.*?/)?rank[0-9]+(?=/|$)")
+"""How the name of a leaf of one rank begins; see `xckpt.PerRank`."""
 
 FEW = 50
 """Up to this many missing leaves, each is looked for among the unexpected ones."""
 
 
 def mismatch(
-    problems: Iterable[Problem], advice: str = "", *, mapped: bool = False
+    problems: Iterable[Problem],
+    advice: str = "",
+    *,
+    mapped: bool = False,
+    both: Iterable[str] = (),
 ) -> TreeMismatchError:
     """The error that lists all differences; its message begins with counts and what may be wrong.
 
@@ -59,6 +63,7 @@ def mismatch(
             each other.
         advice: how to load what fits nevertheless; by default, the arguments that do so.
         mapped: whether a mapping is loaded through, which refuses ``at=`` and ``select=``.
+        both: the names that target and checkpoint both have.
 
     Example:
         >>> missing = Problem("module.w", kind=MISSING, text="wanted, but not in the checkpoint")
@@ -77,7 +82,7 @@ def mismatch(
     lines = [f"the target does not fit the checkpoint: {_counts(by_kind)}"]
     lines[0] += f" ({advice})" if advice else ""
     names = ([each.leaf or "" for each in by_kind[kind]] for kind in (MISSING, UNEXPECTED))
-    lines += (f"  {line}" for line in guess(*names, mapped=mapped))
+    lines += (f"  {line}" for line in guess(*names, mapped=mapped, both=both))
     kinds = [kind for kind in by_kind.values() if kind]
     for kind, shown in zip(kinds, _shares([len(kind) for kind in kinds]), strict=True):
         lines += [f"  - {problem}" for problem in kind[:shown]]
@@ -151,13 +156,19 @@ def _shares(counts: Sequence[int]) -> list[int]:
     return shown
 
 
-def guess(missing: Sequence[str], unexpected: Sequence[str], *, mapped: bool = False) -> list[str]:
+def guess(
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    *,
+    mapped: bool = False,
+    both: Iterable[str] = (),
+) -> list[str]:
     """Sentences on what may have gone wrong; empty where nothing can be recognised.
 
     Args:
         missing: names that are wanted, but not in the checkpoint.
         unexpected: names that are in the checkpoint, but not wanted.
-        mapped: see `mismatch`.
+        mapped, both: see `mismatch`.
 
     Example:
         >>> guess(["w"], ["_orig_mod.w"])[0]
@@ -166,7 +177,7 @@ def guess(missing: Sequence[str], unexpected: Sequence[str], *, mapped: bool = F
         ['probably renamed: head/kernels in the checkpoint is head/kernel in the target']
     """  # noqa: E501  # a message is one line
     if not missing or not unexpected:
-        return _of_ranks([*missing, *unexpected])
+        return _of_ranks([*missing, *unexpected], both)
     prefix, count = _prefix(missing, unexpected)
     if prefix:
         return [_about_prefix(prefix, count, "the target", "the checkpoint", "")]
@@ -185,17 +196,26 @@ def guess(missing: Sequence[str], unexpected: Sequence[str], *, mapped: bool = F
     return [f"probably renamed: {'; '.join(renamed[:5])}"] if renamed else []
 
 
-def _of_ranks(names: Sequence[str]) -> list[str]:
+def _of_ranks(names: Iterable[str], both: Iterable[str]) -> list[str]:
     """What to do about leaves that ranks have each their own of, and that one side lacks.
 
+    A rank of which both sides have leaves was there on both.
+
     Example:
-        >>> len(_of_ranks(["data/rank2/position"])), _of_ranks(["data/ranks"])
-        (1, [])
+        >>> len(_of_ranks(["data/rank2/position"], ["data/rank1/position"]))
+        1
+        >>> _of_ranks(["data/rank0/workers/1"], ["data/rank0/step"]), _of_ranks(["data/ranks"], [])
+        ([], [])
     """
-    if not any(map(_RANK.search, names)):
+    if not (ranks := _ranks(names)) or ranks <= _ranks(both):
         return []
     cure = "xckpt.PerRank.all in the target takes what each had of its own, to be divided again"
     return [f"probably saved by another number of ranks: {cure}"]
+
+
+def _ranks(names: Iterable[str]) -> set[str]:
+    """How the names of leaves of one rank begin, up to that rank."""
+    return {found[0] for found in map(_RANK.match, names) if found}
 
 
 def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> tuple[str, int]:

@@ -194,7 +194,7 @@ def decide_load(
     if rules.unexpected == "error":
         problems += unexpected(left)
     if problems:
-        raise mismatch(problems, mapped=mapped)
+        raise mismatch(problems, mapped=mapped, both=(name for name in wanted if name in stored))
     if stored and missing and len(missing) == len(wanted):
         # A wrong key looks like this: it must not pass for a load. A target without leaves may, for
         # a module without parameters is one: torch, DCP and Orbax load nothing into it, too.
