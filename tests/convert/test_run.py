@@ -294,3 +294,9 @@ def test_random_mappings_convert_and_load_bit_for_bit(case: Case, memory: int) -
         like=like,
     )
     same(xckpt.load("memory://random-made"), expected)
+
+
+def test_what_is_no_group_is_refused_beside_an_executor_too(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ckpt", {"w": np.ones(3)})
+    with ThreadPoolExecutor(1) as pool, pytest.raises(TypeError, match="a group of processes is"):
+        convert(tmp_path / "ckpt", tmp_path / "out", group=3, executor=pool)  # type: ignore[arg-type]

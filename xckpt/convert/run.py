@@ -306,11 +306,12 @@ def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, Tenso
 
 
 def _group_for(executor: Executor | None, group: Group | None, find: GroupFinder) -> Group:
-    if executor is not None and group is not None and group.size > 1:
-        raise ValueError("an executor's workers or a group's ranks can share the work, not both")
     if executor is not None and group is None:
         refuse_others()
-    return find()
+    found = find()  # refuses what is no group
+    if executor is not None and found.size > 1:
+        raise ValueError("an executor's workers or a group's ranks can share the work, not both")
+    return found
 
 
 def _check_executor(executor: Executor | None, paths: Sequence[str]) -> None:

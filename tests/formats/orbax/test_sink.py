@@ -15,6 +15,7 @@ import xckpt
 from tests.formats.arrays import check_source, filled, same_bits
 from tests.formats.orbax_writers import quietly, save, v0, v1
 from tests.formats.sinks import write
+from xckpt.convert import convert
 from xckpt.core.dtypes import DTYPES
 from xckpt.formats.detect import open_source
 from xckpt.formats.orbax import sink
@@ -128,3 +129,12 @@ def test_an_altered_chunk_is_noticed(tmp_path: Path) -> None:
     chunk.write_bytes(data)
     with pytest.raises(xckpt.CorruptCheckpointError, match=r"/w: \[0, 100\)"):
         check_source(open_source(path), {"w": np.arange(100)})
+
+
+@pytest.mark.parametrize("user", ["by me", [1, "a"], 5, {"by": "me"}, {"run": [3]}], ids=repr)
+def test_user_metadata_of_any_type_come_back(tmp_path: Path, user: Any) -> None:
+    xckpt.save(tmp_path / "ckpt", {"w": np.arange(3)})
+    convert(tmp_path / "ckpt", tmp_path / "theirs", format="orbax", metadata=user)
+    assert xckpt.open(tmp_path / "theirs").metadata.user_metadata == user
+    convert(tmp_path / "theirs", tmp_path / "back")
+    assert xckpt.open(tmp_path / "back").metadata.user_metadata == user

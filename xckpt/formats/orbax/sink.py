@@ -163,12 +163,12 @@ def custom_metadata(texts: Mapping[str, str]) -> object:
         >>> custom_metadata({"by": "me"}), custom_metadata({USER: '{"run": 3}'})
         ({'by': 'me'}, {'run': 3})
         >>> custom_metadata({USER: "[1]"}), custom_metadata({})
-        ({'xckpt.user': [1]}, None)
+        ({'xckpt.user': '[1]'}, None)
     """
     if USER not in texts:
         return dict(texts) or None
     user = json.loads(texts[USER])
-    return user if isinstance(user, dict) else {USER: user}
+    return user if isinstance(user, dict) else {USER: texts[USER]}
 
 
 def _kind(value: object) -> str:
