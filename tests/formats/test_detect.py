@@ -126,6 +126,8 @@ def test_where_an_output_goes(tmp_path: Path) -> None:
         sink = open_sink(f"{tmp_path}/{spelt}")
         assert sink is not None and sink.single and type(sink).__name__ == "SafetensorsSink"
     assert type(open_sink(tmp_path / "out", "safetensors")).__name__ == "SafetensorsSink"
+    with pytest.raises(ValueError, match=r"\['dcp'\] cannot be written; known are xckpt"):
+        open_sink(tmp_path / "out", ["dcp"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'torch' cannot be written; known are xckpt"):
         open_sink(tmp_path / "out", "torch")
 

@@ -219,7 +219,7 @@ def open_sink(
 
 
 def _known(format: str, formats: Mapping[str, object], done: str) -> str:
-    if format not in formats:
+    if not isinstance(format, str) or format not in formats:
         known = ", ".join(("xckpt", *formats) if "xckpt" not in formats else formats)
         raise ValueError(f"the format {format!r} cannot be {done}; known are {known}")
     return format
