@@ -12,22 +12,11 @@ In between lie plain zarr chunks that any zarr reader opens. See `save`, `save_a
 
 import contextlib
 import importlib
-import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
 if sys.platform == "win32":
     raise ImportError("xckpt does not run on Windows itself; use it in WSL 2, on Linux or on macOS")
-
-# Ctrl-C ends the command at once while all this is imported: the command has no line yet that could
-# catch it, and an interrupt within NumPy's import may be a traceback or a crash.
-if os.path.basename((sys.argv or [""])[0]) == "xckpt" or sys.orig_argv[1:3] == ["-m", "xckpt"]:
-    _on_interrupt = signal.getsignal(signal.SIGINT)
-    if _on_interrupt is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-else:
-    _on_interrupt = None
 
 from xckpt.api.diff import diff
 from xckpt.api.gc import gc
@@ -150,9 +139,6 @@ __all__ = [
     "save_state_dict",
     "view",
 ]
-
-if _on_interrupt is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _on_interrupt)
 
 
 @names_limits
