@@ -170,6 +170,16 @@ def test_what_is_there_is_not_replaced_unasked(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 
 
+def test_over_files_of_the_same_names(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", {"w": np.arange(3)})
+    convert(tmp_path / "a", tmp_path / "b", format="orbax")
+    theirs = (tmp_path / "b/w/zarr.json").read_bytes()
+    convert(tmp_path / "b", tmp_path / "b", overwrite=True)
+    assert np.array_equal(xckpt.load(tmp_path / "b")["w"], np.arange(3))
+    assert (tmp_path / "b/w/zarr.json").read_bytes() == theirs
+    assert {each.name for each in tmp_path.iterdir()} == {"a", "b"}
+
+
 def test_a_damaged_source_is_noticed_and_nothing_is_committed(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "a", torch_like())
     chunk = tmp_path / "a" / "embed.weight" / "c" / "0" / "0"

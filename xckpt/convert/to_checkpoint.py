@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 from xckpt.convert.journal import noted_units
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import TargetPart, WorkUnit
+from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.packs import PACKS
-from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.storage import SizedItems
 from xckpt.storage.budget import Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites
-from xckpt.storage.commit.staging import StagedCheckpoint, begin
+from xckpt.storage.commit.staging import StagedCheckpoint, Staging, begin
 from xckpt.storage.location import Location
 from xckpt.storage.packs.write_packs import joined
 from xckpt.storage.write_checkpoint import ZarrStorageWriter, orders_of
@@ -128,24 +128,22 @@ class ConvertingWriter(ZarrStorageWriter):
         self._staged: StagedCheckpoint | None = None
         """The staging folder that this process has claimed."""
 
-    def prepare_global_plan(
-        self, plans: list[SavePlan], metadata: Metadata
-    ) -> tuple[list[SavePlan], Metadata]:
+    def stage(self, staging: Staging | None = None, *, planned: Manifest | None = None) -> Location:
         """Reserve a place to write to: where an earlier process wrote, if one did.
 
         Raises:
             CheckpointExistsError: the path is taken, or another process is converting to it.
             StorageError: the storage refused.
         """
-        staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
-        self.stage(staging)
+        staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY, planned=planned)
+        where = super().stage(staging)
         if isinstance(staging, StagedCheckpoint):
             self._staged = staging
             if staging.resumed and noted_units(staging.staging, self._digest):
                 staging.tidy()
             elif staging.resumed:
                 staging.clear()
-        return super().prepare_global_plan(plans, metadata)
+        return where
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """Make and write this rank's units, except those already written.

@@ -283,7 +283,8 @@ def begin(
             there = next(each for each in (folder, *folder.parents) if each.is_dir())
             check_fitness(target, look_into(there), planned, beside=True)
             return begin_keys(target, planned, overwrite=overwrite)
-        many = has_many_files(planned, shares=shares)
+        # What a resumable save notes as written is durable, so its files are not synced in a batch.
+        many = not identity and has_many_files(planned, shares=shares)
         return _begin_folder(
             target, folder, planned, overwrite=overwrite, identity=identity, many=many
         )
