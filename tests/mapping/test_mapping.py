@@ -540,7 +540,10 @@ def test_trees_are_taken_for_source_and_target() -> None:
             "not an order of 2",
         ),
         ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose='x'}]", "not the str 'x'"),
-        ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose=[0], axis=1}]", "not axis"),
+        (
+            "[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose=[0], axis=1}]",
+            "no field axis: axes stands under its name",
+        ),
         ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{transpose=[0], tie=1}]", "tie"),
         ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{each=[1]}]", "list of lists"),
         ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{each=1}]", "list of lists"),

@@ -120,9 +120,8 @@ class Budget:
 
     Example:
         >>> budget = Budget(100)
-        >>> budget.reserve(70)
-        >>> budget.has_room(40)
-        False
+        >>> budget.reserve(70), budget.has_room(40)
+        (True, False)
     """
 
     def __init__(self, budget: int) -> None:

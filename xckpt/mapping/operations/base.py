@@ -206,8 +206,8 @@ def operation_from_document(document: object) -> Operation:
     fields = {key: value for key, value in document.items() if key != names[0]}
     first, *others = kind.__struct_fields__
     if strange := [str(key) for key in fields if key not in others]:
-        takes = f"{names[0]} has {first} under its name, {', '.join(others) or 'nothing'} beside it"
-        raise MappingError(f"{takes}, not {', '.join(strange)}")
+        takes = f"{first} stands under its name, {', '.join(others) or 'nothing'} beside it"
+        raise MappingError(f"{names[0]} has no field {', '.join(strange)}: {takes}")
     try:
         return kind.from_fields({first: document[names[0]], **fields})
     except (TypeError, ValueError) as error:

@@ -38,7 +38,7 @@ from xckpt.core.text.printable import in_few
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.file_checks import file_bytes, file_content
+from xckpt.storage.chunks.file_checks import file_content, status_problem
 from xckpt.storage.commit.folder import remove_tree, sync_folder, unlisted
 
 _TRIAL = ".carried"
@@ -75,10 +75,16 @@ def names_below(folder: Path) -> list[str]:
 
 
 def manifest_in(folder: Path) -> bytes | None:
-    """A manifest's bytes; None where nothing is, empty where it cannot be one: a device."""
-    if file_bytes(folder / MANIFEST) > MAX_BYTES:
+    """A manifest's bytes; None where nothing is, empty where it cannot be one: a device, 1 TiB."""
+    try:
+        return file_content(f"{folder}/{MANIFEST}", MAX_BYTES, _refuse_manifest)
+    except ManifestError:
         return b""
-    return file_content(f"{folder}/{MANIFEST}", MAX_BYTES)
+
+
+def _refuse_manifest(status: os.stat_result) -> None:
+    if problem := status_problem(status, MAX_BYTES):
+        raise ManifestError(problem)
 
 
 def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:
