@@ -135,7 +135,9 @@ class ConvertingWriter(ZarrStorageWriter):
             CheckpointExistsError: the path is taken, or another process is converting to it.
             StorageError: the storage refused.
         """
-        staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY, planned=planned)
+        staging = staging or begin(
+            self.target, overwrite=self.overwrite, identity=IDENTITY, planned=planned
+        )
         where = super().stage(staging)
         if isinstance(staging, StagedCheckpoint):
             self._staged = staging

@@ -32,7 +32,7 @@ VERSION = 1
 """Version of the mapping file's form."""
 
 MAX_FILE_BYTES = 1 << 26
-"""No mapping is so long: a device that never ends is named instead, by mistake."""
+"""No mapping is so long, but a device that is named by mistake never ends."""
 
 RESOLVED = 0.6
 """The part of the time of `LeafMapping.check` that usually goes before the proof."""

@@ -107,9 +107,9 @@ def _own(containers: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _kind(leaf: SourceLeaf, box: Box) -> str:
-    """Dtype and shape of a tensor, and which part of it a box is, if not all."""
+    """Dtype and shape of a tensor; in a second line, which part of it a box is, if not all."""
     shape = tuple(leaf.shape)
-    part = "" if box.sizes == shape else f", {box}"
+    part = "" if box.sizes == shape else f"\n{box}"
     return f"{leaf.dtype} {shape}{part}"
 
 

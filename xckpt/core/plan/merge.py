@@ -134,7 +134,7 @@ def _tables_of_ranks(
 def _check_known(table: LeafTable) -> None:
     problems = [
         f"{row.name}: no rank has a part of this tensor of shape {row.shape}, so its dtype is "
-        f"unknown; leave it out, or save it on the rank that has it"
+        f"unknown; save the state without it, or save it on the rank that has it"
         for row in table
         if row.is_tensor and not row.dtype
     ]

@@ -7,7 +7,6 @@ checkpoint whose parts contradict each other must not be committed. So after a p
    does `resolved` with tensors.
 2. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
 3. `check_finished`, on every rank: `finish_plan` did not change what the leaves of the share are.
-
 4. `merge_containers`, on the coordinator: the ranks' trees fit together.
 
 2 and 3 compare leaf tables, which all ranks usually share, and no items. That every chunk and value

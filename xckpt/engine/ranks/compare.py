@@ -296,7 +296,7 @@ def _leaf(name: str, ranks: Mapping[object, list[int]]) -> Problem:
     else:
         text = f"differs between {' and '.join(_few([*map(ranks_in_words, groups)]))}"
     leaf, _, kind = name.rpartition("\0")
-    part = f"{box} " if (box := kind.partition("), ")[2]) else ""  # of a sharded tensor
+    part = f"{box} " if (box := kind.partition("\n")[2]) else ""  # of a sharded tensor
     return Problem(leaf, kind="replica", text=part + text)
 
 

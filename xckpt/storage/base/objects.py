@@ -48,7 +48,7 @@ class BaseObjects:
         self._store = open_store(self._root)
         count, digests, placed, places = orders.tables
         table = INLINE if orders.inline_places else PLACES, orders.inline_places
-        self._digests = Digests(self._root, count, digests, _whole=orders.digests)
+        self._digests = Digests(self._root, count, digests, content=orders.digests)
         self._places = Places(self._root, placed, places, *table, packs=orders.packs)
         arrays = list(arrays)
         self._digests.prepare(arrays)

@@ -115,7 +115,8 @@ class RowFile:
     """Digest of the whole file, hex."""
     key: str
     """The file's."""
-    _whole: bytes = b""
+    content: bytes = b""
+    """The whole file, if it is short and was read."""
     _asked_whole: Reading | None = None
     """The whole file, if it was requested."""
     _ranges: _Ranges = field(default_factory=_Ranges)
@@ -136,7 +137,7 @@ class RowFile:
     @property
     def few(self) -> bool:
         """Whether the file is read as a whole, or its content is known."""
-        return bool(self._whole) or self.nbytes <= FEW_BYTES
+        return bool(self.content) or self.nbytes <= FEW_BYTES
 
     def first(self, array: ZarrArray) -> int:
         """The number of an array's first row."""
@@ -169,7 +170,7 @@ class RowFile:
         if not self.few:
             some = (counts > 0) & (counts <= BLOCK)
             self._ask_ranges(firsts[some], counts[some])
-        elif self._whole or not len(firsts):
+        elif self.content or not len(firsts):
             return
         elif self.root.driver == "file":
             self.check()
@@ -220,12 +221,10 @@ class RowFile:
             return self._last[first]
 
     def _kept(self, first: int, count: int) -> bytes | None:
-        """Some rows, if they were requested and the file has them. The file may be too short
-        only for other rows of the request.
-        """
+        """Some rows, if they were requested and the file has all of them."""
         if self.few:
             start = self.before + first * DIGEST_BYTES
-            return (self._whole or self.whole())[start : start + count * DIGEST_BYTES]
+            return (self.content or self.whole())[start : start + count * DIGEST_BYTES]
         with self._lock:
             part = self._ranges.holding(first, count)
             if part is None:
@@ -238,7 +237,7 @@ class RowFile:
     def rows(self, numbers: NDArray[np.int64]) -> _Rows:
         """Many rows at once, by their numbers, (n,); `of` gives those that are not found."""
         if self.few:
-            return _taken(self._whole[self.before :], numbers)
+            return _taken(self.content[self.before :], numbers)
         with self._lock:
             return self._ranges.rows(numbers, self.root, self.key)
 
@@ -249,9 +248,9 @@ class RowFile:
             CorruptCheckpointError: it was altered.
         """
         with self._lock:  # one of several threads reads it
-            if not self._whole:
+            if not self.content:
                 self.check()
-        return self._whole
+        return self.content
 
     def _ask(self, first: int, count: int) -> Reading:
         """Begin to read ``count`` rows of the file.
@@ -303,7 +302,7 @@ class RowFile:
             return f"{self.key}: missing"
         if len(content) != self.nbytes or digest_bytes(content).hex() != self.expected:
             return f"{self.key}: altered"
-        self._whole = content
+        self.content = content
         return ""
 
 
@@ -317,7 +316,8 @@ class Digests(RowFile):
 
 def _taken(content: bytes, numbers: NDArray[np.int64]) -> _Rows:
     """The rows of these numbers, counted from the first in ``content``."""
-    count, there = len(content) // DIGEST_BYTES, numbers < len(content) // DIGEST_BYTES
+    count = len(content) // DIGEST_BYTES
+    there = numbers < count
     rows = np.zeros((len(numbers), DIGEST_BYTES), np.uint8)
     stored = np.frombuffer(content, np.uint8, count * DIGEST_BYTES).reshape(-1, DIGEST_BYTES)
     rows[there] = stored[numbers[there]]

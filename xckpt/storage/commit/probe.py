@@ -158,9 +158,7 @@ class ListingTrial:
             claim.release(self._store, self._target)
             raise _may_not("list", self._target)
 
-    def kept(
-        self,
-    ) -> tuple[KeyClaim, Writing | None]:
+    def kept(self) -> tuple[KeyClaim, Writing | None]:
         """The claim, for a save that writes that generation, and its write if that has begun."""
         asked, self._asked = self._asked, None
         return self._claim, asked
