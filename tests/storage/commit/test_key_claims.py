@@ -139,7 +139,10 @@ def test_a_deletion_that_lost_the_race_leaves_the_save_its_claim(
 
     def begin_anew() -> None:
         hide_checkpoint(Location.parse(url)).sweep(Pace())
-        writer.stage()
+        begun = staging.begin(Location.parse(url), overwrite=False)
+        writer.stage(begun)
+        assert isinstance(begun, KeyStaging) and begun.trial is not None
+        begun.trial.wait()  # it is removed while the save goes on
 
     once_before(monkeypatch, remove, "_claim", begin_anew)
     with pytest.raises(xckpt.StorageError, match="at work here just now"):
