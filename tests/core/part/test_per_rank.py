@@ -37,3 +37,29 @@ def test_all_ranks_values_on_another_number_of_ranks(tmp_path: Path) -> None:
             assert own["rng"].tolist() == [rank] * (rank + 1)
     with pytest.raises(TypeError, match=r"PerRank\.all is for xckpt\.load and restore"):
         xckpt.load_into(tmp_path, {"step": 0, "data": xckpt.PerRank.all})
+
+
+@pytest.mark.parametrize("plain", [{"x": 1}, {"rank0": 1}, {"x": {}}, {}, [1], (), 1, None])
+@pytest.mark.parametrize("first", [False, True])
+def test_what_only_some_ranks_have_of_their_own_is_refused(
+    tmp_path: Path, plain: Any, first: bool
+) -> None:
+    """A plain dict, which no plan mentions, was saved beside the others' own."""
+    own, shared = ("ranks 1, 3", "rank 2") if first else ("rank 2", "ranks 1, 3")
+    text = (
+        f"an xckpt.PerRank on {own}, but not on {shared}: save it as one on all ranks, or on none"
+    )
+
+    def save(group: ThreadGroup, *keys: str) -> str:
+        rank = group.rank
+        value: Any = xckpt.PerRank({"x": rank}) if (rank == 2) != first else plain
+        for key in keys:
+            value = {"b": 1, key: value} if rank else {"b": 1}
+        with pytest.raises(xckpt.PlanError, match="trees do not fit together") as caught:
+            xckpt.save(tmp_path / "ckpt", value, group=group)
+        return str(caught.value)
+
+    errors = set(results(4, lambda group: save(group, "own", "a")))
+    assert len(errors) == 1 and f"- a/own: {text}" in errors.pop()
+    root = set(results(3, save)).pop()
+    assert "- the root: an xckpt.PerRank on " in root and not list(tmp_path.iterdir())

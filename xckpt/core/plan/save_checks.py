@@ -30,6 +30,7 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from xckpt.core.part.per_rank import KIND
 from xckpt.core.plan.items import (
     LeafRow,
     LeafTable,
@@ -140,7 +141,7 @@ def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[st
 
     Raises:
         PlanError: two ranks disagree on a container, or what one calls a leaf another calls a
-            container, so no tree has all of them.
+            container, so no tree has all of them; or what one has as `PerRank` another has not.
     """
     merged = dict(plans[0].containers)
     if len(plans) == 1:
@@ -163,9 +164,41 @@ def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[st
         problems |= {
             n: f"{each}{_holders(plans, n)}" for each in clashes for n in [each.leaf or ""]
         }
+    problems |= _not_on_all(plans, [n for n in merged if merged[n] == KIND or n in problems])
     if problems:
         raise PlanError.listing("the ranks' trees do not fit together", problems.values())
     return merged
+
+
+def _not_on_all(plans: Sequence[SavePlan], names: Iterable[str]) -> dict[str, str]:
+    """What is wrong with each name that is a `PerRank` on some ranks and another thing on others.
+
+    A plain dict is not among the containers: the names below it say that it is there.
+    """
+    own: dict[str, list[int]] = {name: [] for name in names}
+    others: dict[str, list[int]] = {name: [] for name in own}
+    for rank, plan in enumerate(plans):
+        lacking = {name for name in own if plan.containers.get(name) != KIND}
+        for name in own.keys() - lacking:
+            own[name].append(rank)
+        for name in lacking and lacking & _prefixes(plan):
+            others[name].append(rank)
+    return {
+        name: f"{name or 'the root'}: an xckpt.PerRank on {ranks_in_words(ranks)}, but not on "
+        f"{ranks_in_words(others[name])}: save it as one on all ranks, or on none"
+        for name, ranks in own.items()
+        if ranks and others[name]
+    }
+
+
+def _prefixes(plan: SavePlan) -> set[str]:
+    """The names of a rank's leaves and containers, and of all that is around them."""
+    found = {""}
+    for name in (*(row.name for row in WriteItems.of(plan.items).table), *plan.containers):
+        while name not in found:
+            found.add(name)
+            name = name.rpartition("/")[0]
+    return found
 
 
 def _holders(plans: Sequence[SavePlan], name: str) -> str:
