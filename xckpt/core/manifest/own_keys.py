@@ -5,7 +5,8 @@
 2. All below ``.generations`` and ``xckpt.packs`` is ours, and so are the claim of a save and the
    lock files beside a key, which a killed save may leave.
 3. Where a manifest cannot be read, and where a save was killed before it wrote one, keys are known
-   by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``.
+   by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``. Other checkpoints
+   below look the same, so where one is nothing counts by its shape (`OwnKeys.among`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
@@ -39,12 +40,18 @@ CLAIM: Final = "xckpt.saving"
 GENERATIONS: Final = ".generations"
 """Folder of saves that are staged beside the old data."""
 
+ORBAX: Final = ("_METADATA", "_CHECKPOINT_METADATA")
+"""What Orbax writes beside its arrays, which may be those of zarr."""
+
 _ZARR: Final = "zarr.json"
 _LOCK: Final = ".__lock"
 """What TensorStore appends to the name of a file that it is about to write."""
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 """Of a piece, or of a chunk in a dimension, as it is written."""
 _CHUNK: Final = re.compile(rf"(.+)/c(?:/(?:{_NUMBER.pattern}))*")
+
+
+_MARKS: Final = (MANIFEST, CLAIM, *ORBAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,8 @@ class OwnKeys:
     """Path of a leaf in pieces -> how many there are: they are too many to list."""
     by_shape: bool = False
     """Whether every key that looks like one of a zarr array or group counts."""
+    inner: frozenset[str] = frozenset()
+    """Folders of other checkpoints, whose keys do not count."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> OwnKeys:
@@ -87,9 +96,21 @@ class OwnKeys:
                 parent = posixpath.dirname(parent)
         return cls(frozenset(paths), frozenset(groups), pieces)
 
+    def among(self, keys: Iterable[str]) -> OwnKeys:
+        """The same; where shapes count, those of other checkpoints among these keys do not.
+
+        Example:
+            >>> own = BY_SHAPE.among(["w/zarr.json", "step-1/zarr.json", "step-1/xckpt.json"])
+            >>> own.owns("w/zarr.json"), own.owns("step-1/zarr.json")
+            (True, False)
+        """
+        return replace(self, inner=_places_in(keys)) if self.by_shape else self
+
     def owns(self, key: str) -> bool:
         """Whether a key is the checkpoint's own."""
         key = key.removesuffix(_LOCK)
+        if self.inner and not self.inner.isdisjoint(_above(key)):
+            return False
         if key in (MANIFEST, CLAIM) or key.startswith((f"{GENERATIONS}/", f"{PACKS}/")):
             return True
         folder, name = posixpath.split(key)
@@ -109,7 +130,8 @@ class OwnKeys:
 
     def is_group(self, path: str) -> bool:
         """Whether a folder may hold the checkpoint's own files and others side by side."""
-        return path == "" or self.by_shape or path in self.groups
+        shaped = self.by_shape and self.inner.isdisjoint((path, *_above(path)))
+        return path == "" or shaped or path in self.groups
 
     def needs(self, key: str) -> bool:
         """Whether a file at ``key`` would stand where the checkpoint has a file or a folder.
@@ -161,14 +183,24 @@ def own_among(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str
 
     Args:
         keys: relative to the checkpoint's place; folders are among them.
-        kinds: what counts as its own.
+        kinds: what counts as its own; shapes do not where another checkpoint is.
         kept: keys that do not count, nor does what is below them.
     """
-    kinds = list(kinds)
+    kinds = [kind.among(keys) for kind in kinds]
     own = {key for key in keys if any(kind.owns(key) for kind in kinds)}
     found = own | {above for key in own for above in _above(key)}
     left = tuple(f"{key}/" for key in kept if key)
     return [key for key in keys if key in found and not f"{key}/".startswith(left)]
+
+
+def _places_in(keys: Iterable[str]) -> frozenset[str]:
+    """The folders among keys in which other checkpoints are, whole or not."""
+    places: set[str] = set()
+    for key in keys:
+        folder, _, name = key.rpartition("/")
+        outer, generations, _ = key.partition(f"/{GENERATIONS}")
+        places.add(outer if generations else folder if name in _MARKS else "")
+    return frozenset(each for each in places if each.partition("/")[0] not in ("", GENERATIONS))
 
 
 def _above(key: str) -> Iterator[str]:

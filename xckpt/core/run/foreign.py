@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.manifest.own_keys import MANIFEST, ORBAX
 
 COMMITTED: Final = "commit_success.txt"
 """What Orbax writes last into a step of a bucket, where no folder can be renamed."""
 JSON_FILES: Final = ("metadata", "metrics", "data.json")
 """Orbax's name for the file of an item of JSON, the metrics of a step among them."""
-_ORBAX: Final = ("_METADATA", "_CHECKPOINT_METADATA")
 _FILES: Final = (".ckpt", ".pt", ".pth")
 
 
@@ -42,7 +41,7 @@ def foreign_format(name: str, below: Iterable[str], *, renamed: bool) -> str | N
     if ".metadata" in found:
         return "dcp"
     tails = {path.partition("/")[2] for path in found}
-    if found.isdisjoint(_ORBAX) and _ORBAX[0] not in tails:
+    if found.isdisjoint(ORBAX) and ORBAX[0] not in tails:
         return None
     return "orbax" if renamed or COMMITTED in found else None
 

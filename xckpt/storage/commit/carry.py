@@ -64,7 +64,8 @@ def own_keys_in(folder: Path, deleted: OwnKeys = BY_SHAPE) -> OwnKeys:
     """
     manifest = manifest_in(folder)
     is_deleted = manifest is None and (folder / CLAIM).exists()
-    return deleted if is_deleted else own_keys(manifest)
+    own = deleted if is_deleted else own_keys(manifest)
+    return own.among(names_below(folder)) if own.by_shape else own
 
 
 def names_below(folder: Path) -> list[str]:

@@ -23,13 +23,20 @@ from pathlib import Path
 import msgspec
 
 from xckpt.core.manifest.codec import parse
-from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.core.manifest.own_keys import (
+    BY_SHAPE,
+    CLAIM,
+    GENERATIONS,
+    MANIFEST,
+    OwnKeys,
+    own_among,
+)
 from xckpt.core.run.names import step_number
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.carry import manifest_in, own_keys_in
+from xckpt.storage.commit.carry import manifest_in, names_below, own_keys_in
 from xckpt.storage.commit.file_system import Lock, is_local, lock
 from xckpt.storage.commit.folder import LEFTOVER, ClaimText, journals, staging_folder
 from xckpt.storage.commit.leftovers import (
@@ -211,12 +218,9 @@ def _root_in(folder: Path) -> tuple[str | None, bool]:
 
 def _own_files(folder: Path) -> list[Path]:
     """What a save in place has written to a folder, and no file of the user."""
-    found = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
-    return [
-        folder / key
-        for key in found
-        if BY_SHAPE.owns(key) and not key.startswith((GENERATIONS, CLAIM)) and key != MANIFEST
-    ]
+    keys = names_below(folder)
+    found = own_among(keys, [BY_SHAPE], GENERATIONS, CLAIM, MANIFEST)
+    return [path for path in map(folder.joinpath, found) if path.is_symlink() or not path.is_dir()]
 
 
 def _measured(place: Path, target: Path, owner: OwnerState, paths: Iterable[Path]) -> Leftover:

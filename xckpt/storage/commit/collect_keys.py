@@ -107,14 +107,8 @@ def _of_manifest(manifest: bytes, keys: Iterable[str], place: str) -> list[str]:
 def _in_place(keys: Iterable[str], place: str) -> list[str]:
     """The keys that look like those of a save in place, and lie in no checkpoint below."""
     below = [key.removeprefix(place) for key in keys if key.startswith(place)]
-    others = tuple(key.removesuffix(MANIFEST) for key in below if key.endswith(f"/{MANIFEST}"))
-    return [
-        f"{place}{key}"
-        for key in below
-        if key not in (CLAIM, MANIFEST)
-        and BY_SHAPE.owns(key)
-        and not key.startswith((f"{GENERATIONS}/", *others))
-    ]
+    own = own_among(below, [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
+    return [f"{place}{key}" for key in own]
 
 
 def _saver(claim: bytes) -> str:
