@@ -2,8 +2,8 @@
 
 1. `own_files` asks each format which files of a local path are the checkpoint's: the file itself,
    an index and the files that it names, ``.metadata`` and the files that it names, or what Orbax
-   puts into a step. Every other file is the user's, and so is a checkpoint of another format that
-   lies in an Orbax folder: it is neither copied nor deleted.
+   puts into a step (`xckpt.formats.orbax.files`). Every other file is the user's, and so is a
+   checkpoint of another format that lies in an Orbax folder: it is neither copied nor deleted.
 2. `copy_files` stages the copy as a sink stages an output, links what it can, and renames.
 3. `delete_files` deletes the file first without which no reader takes the rest for a checkpoint.
 
@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
-from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.dcp.metadata import MAX_BYTES, parse
 from xckpt.formats.detect import detect
 from xckpt.formats.file_sets import Files, find_files
-from xckpt.formats.orbax.step import find_item, json_file
-from xckpt.formats.orbax.tree import CHECKPOINT, STEP, TREE, folders_in, items_in
+from xckpt.formats.orbax.files import files_below, orbax_files
 from xckpt.formats.safetensors.source import SUFFIX
 from xckpt.formats.torch_save.source import find_saved
 from xckpt.storage.budget import ProgressCounter, Watcher
@@ -62,7 +59,7 @@ class OwnFiles:
             return f"it is not a checkpoint of the format {self.format}"
         if there.format != self.format:
             return f"it is a checkpoint of the format {there.format}, not {self.format}"
-        other = [] if there.single else sorted(set(_files_below(path)) - set(there.files))
+        other = [] if there.single else sorted(set(files_below(path)) - set(there.files))
         return f"it holds other files: {', '.join(each.name for each in other[:5])}" * bool(other)
 
 
@@ -175,37 +172,8 @@ def _of_dcp(place: Path) -> tuple[Path, tuple[Path, ...]]:
 
 
 def _of_orbax(place: Path) -> tuple[Path, tuple[Path, ...]]:
-    item = cast(Path, find_item(place))
-    if item != place and item not in items_in(place):
-        raise NotACheckpointError(
-            f"{place} is a folder of steps of Orbax; give the path of a step: {item.parent}"
-        )
-    marks = [place / CHECKPOINT, item / TREE]
-    below = _files_below(place)
-    others = {file.parent for file in below if file.name in (MANIFEST, ".metadata")} - {place, item}
-    if item != place and not marks[0].is_file():
-        if not STEP.fullmatch(place.name):
-            raise NotACheckpointError(
-                f"{place} is no step of Orbax, so what lies there beside {item.name} may be yours; "
-                f"give the path of the checkpoint: {item}"
-            )
-        beside = (folder for folder in folders_in(place) if folder != item)
-        others |= {cast(Path, folder) for folder in beside if json_file(folder) is None}
-    own = (
-        file
-        for file in below
-        if (file.parent not in (place, item) or _ORBAX.fullmatch(file.name))
-        and others.isdisjoint(file.parents)
-    )
-    return place, tuple(sorted(own, key=lambda file: file not in marks))
+    return place, orbax_files(place)
 
-
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-
-
-_ORBAX: Final = re.compile(r"_.*|manifest\..*|commit_success\.txt|checkpoint|metadata|metrics")
-"""Orbax's files in the folder of a step or an item."""
 
 _FILES: Final[Mapping[str, Callable[[Path], tuple[Path, tuple[Path, ...]]]]] = {
     "safetensors": _of_safetensors,

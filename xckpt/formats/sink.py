@@ -29,6 +29,7 @@ from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.names import join_keys
 from xckpt.core.text.arguments import named
+from xckpt.core.text.printable import in_few
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.source import Opaque
@@ -252,9 +253,20 @@ def _text(value: object) -> tuple[str, str]:
 
 
 def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
-    """Why a folder is foreign, if files of other kinds lie in it; empty if none do."""
-    others = sorted(each.name for each in folder.iterdir() if not is_ours(each.name))
-    return f"it holds other files too: {', '.join(others[:5])}" if others else ""
+    """Why a folder is foreign, if files of other kinds or folders lie in it; empty if none do."""
+    entries = folder.iterdir()
+    return other_names(each.name for each in entries if each.is_dir() or not is_ours(each.name))
+
+
+def other_names(names: Iterable[str]) -> str:
+    """Why a folder with files of these names besides its own is foreign; empty without any.
+
+    Example:
+        >>> other_names(["notes.txt"]), other_names([])
+        ('it holds other files too: notes.txt', '')
+    """
+    others = sorted(names)
+    return f"it holds other files too: {in_few(others)}" if others else ""
 
 
 def value_problems(values: Mapping[str, object]) -> list[str]:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
+from xckpt.formats.orbax.files import files_below, orbax_files
 from xckpt.formats.orbax.tree import (
     ARRAY_METADATA,
     CHECKPOINT,
@@ -36,7 +37,7 @@ from xckpt.formats.orbax.tree import (
     encode_tree,
     orbax_keys,
 )
-from xckpt.formats.sink import TensorSink, flat_names
+from xckpt.formats.sink import TensorSink, flat_names, other_names
 from xckpt.formats.source import USER
 from xckpt.mapping.names import keys_of
 from xckpt.storage.foreign.paths import file_name_problem
@@ -139,7 +140,8 @@ class OrbaxSink(TensorSink):
     @staticmethod
     def _foreign(path: Path) -> str:
         if path.is_dir() and (path / TREE).is_file():
-            return ""
+            others = sorted(set(files_below(path)) - set(orbax_files(path)))
+            return other_names(each.relative_to(path).as_posix() for each in others)
         return f"it is not a checkpoint of Orbax, which has {TREE}"
 
 

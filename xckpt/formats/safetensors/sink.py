@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
+from xckpt.core.text.printable import in_few
 from xckpt.core.values import encode_value, value_kind
-from xckpt.errors import UnsupportedLeafError
-from xckpt.formats.file_sets import INDEX
+from xckpt.errors import NotACheckpointError, UnsupportedLeafError, XckptError
+from xckpt.formats.file_sets import INDEX, find_files
 from xckpt.formats.safetensors.header import Header, TensorSpan, check_tensors, lay_out
 from xckpt.formats.safetensors.source import FORMAT, SUFFIX, VALUES
-from xckpt.formats.sink import TensorSink, flat_names, other_files, value_problems
+from xckpt.formats.sink import TensorSink, flat_names, other_files, other_names, value_problems
 from xckpt.formats.strided_ranges import write_box
 from xckpt.storage.foreign.files import OpenFile
 from xckpt.storage.location import storage_errors
@@ -47,7 +48,8 @@ class SafetensorsSink(TensorSink):
 
     Args:
         path: a file that ends in ``.safetensors``, or a folder.
-        overwrite: replace what is there, if it is a safetensors file or a folder of nothing else.
+        overwrite: replace what is there, if it is a safetensors file, or a folder of one such
+            checkpoint and nothing else.
         max_shard_bytes: a folder's tensors are split into files of at most this many bytes; a
             larger tensor has a file of its own.
 
@@ -137,7 +139,16 @@ class SafetensorsSink(TensorSink):
     def _foreign(path: Path) -> str:
         if path.is_file():
             return "" if path.name.endswith(SUFFIX) else f"it is not a {SUFFIX} file"
-        return other_files(path, lambda name: _OURS.fullmatch(name) is not None)
+        if others := other_files(path, lambda name: _OURS.fullmatch(name) is not None):
+            return others
+        try:
+            found = find_files(path, SUFFIX)
+        except NotACheckpointError:
+            return f"it holds several checkpoints: {in_few(sorted(os.listdir(path)))}"
+        except XckptError:
+            return ""  # One that is damaged.
+        own = {each.name for each in (*found.paths, found.index_path) if each is not None}
+        return other_names(name for name in os.listdir(path) if name not in own)
 
 
 def _value_text(values: Mapping[str, object]) -> dict[str, str]:
