@@ -163,6 +163,49 @@ def test_a_slow_deletion_ends_when_another_has_the_path(url: str) -> None:
     assert keys(url) == there and step_at(url) == 2
 
 
+def damage_claim(url: str, of: str = "xckpt.saving") -> Callable[[], object]:
+    """Cut a claim short; what makes it whole again."""
+    store = open_store(Location.parse(url))
+    [key] = [key for key in keys(url) if key.startswith(of) and key.endswith("xckpt.saving")]
+    whole = store.read(key).result().value
+    store.write(key, whole[:10]).result()
+    return lambda: store.write(key, whole).result()
+
+
+def test_a_damaged_claim_does_not_end_a_deletion_without_a_word(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no claim of another call: the deletion tries again, and says what is left."""
+    xckpt.save(url, OLD, options=PLAIN)
+    hidden = hide_checkpoint(Location.parse(url))
+    mend, there = damage_claim(url), keys(url)
+    monkeypatch.setattr(remove, "DELAYS", (0.0,))
+    with pytest.raises(xckpt.StorageError, match=r"are left, up to 5, .*saving is damaged"):
+        hidden.sweep(Pace())
+    assert keys(url) == there
+    once_before(monkeypatch, Pace, "rest", mend)
+    hidden.sweep(Pace())
+    assert set(keys(url)) <= {"xckpt.saving"}  # which this test wrote anew
+
+
+def test_nor_is_a_save_taken_for_a_dead_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    once_before(monkeypatch, KeyStaging, "prepare", lambda: damage_claim(url))
+    with pytest.raises(xckpt.StorageError, match="saving is damaged"):
+        xckpt.save(url, OLD, options=PLAIN)
+    xckpt.save(url, NEW, overwrite=True, options=PLAIN)
+    assert step_at(url) == 2 and "w/c/0" not in keys(url)
+
+
+def test_a_committed_overwrite_says_what_a_damaged_claim_leaves(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    xckpt.save(url, OLD, options=PLAIN)
+    monkeypatch.setattr(conditional, "AT_ONCE", 2)
+    once_before(monkeypatch, KeyStaging, "delete", lambda: damage_claim(url, ".generations"))
+    xckpt.save(url, NEW, overwrite=True, options=PLAIN)
+    assert step_at(url) == 2 and "saving is damaged" in caplog.text
+
+
 def test_what_an_overwrite_could_not_delete_is_collected(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,10 +123,19 @@ class KeyClaim:
         return time.monotonic() - self._since <= SECONDS
 
     def is_held(self, store: ts.KvStore, target: Location, *, now: bool = True) -> bool:
-        """Whether nobody has taken it over; by what was asked before unless it must be ``now``."""
+        """Whether nobody has taken it over; by what was asked before unless it must be ``now``.
+
+        Raises:
+            StorageError: what was read is no claim at all, so nobody can say.
+        """
         if now or not self.is_known:
             self.ask(store)
-        return self._asked is None or answer(self._asked, target).value == self.text
+        if self._asked is None:
+            return True
+        read = answer(self._asked, target)
+        if read.value != self.text and read.state == "value":
+            _require_claim(read.value, self.key, target)
+        return read.value == self.text
 
     def require(self, store: ts.KvStore, target: Location, seen: bytes) -> None:
         """Refuse to commit what a collection (`collect_keys`) has removed.
@@ -146,6 +155,17 @@ class KeyClaim:
         there = self._taken or generation_if(store, self.key, self.text, target)
         if there:
             answer(store.write(self.key, None, if_equal=there), target)
+
+
+def _require_claim(text: bytes, key: str, target: Location) -> None:
+    """Refuse to take damaged bytes for the claim of another call."""
+    try:
+        msgspec.json.decode(text, type=ClaimText)
+    except msgspec.MsgspecError as error:
+        raise StorageError(
+            f"{target}: the claim {key} is damaged, so whether another call is at work here is not "
+            f"known: if none is, save again with overwrite=True, which removes what is left"
+        ) from error
 
 
 def let_arrive() -> None:
@@ -242,8 +262,7 @@ def delete_keys(
     left: dict[str, Exception] = {}
     at_once = len(keys) if claim is None else AT_ONCE
     for first in range(0, len(keys), at_once or 1):
-        if claim is not None and not claim.is_held(store, target, now=bool(first)):
-            lost = StorageError(f"{target}: another call has replaced or removed this checkpoint")
+        if claim is not None and (lost := _lost(claim, store, target, now=bool(first))):
             return left | dict.fromkeys(keys[first:], lost)
         some = keys[first : first + at_once]
         claims = [key for key in some if posixpath.basename(key) == CLAIM]
@@ -258,6 +277,16 @@ def delete_keys(
             except Exception as error:  # whatever it is, others may go
                 left[key] = error
     return left
+
+
+def _lost(claim: KeyClaim, store: ts.KvStore, target: Location, *, now: bool) -> Exception | None:
+    """Why no more may be deleted under a claim; None while it is held."""
+    try:
+        if claim.is_held(store, target, now=now):
+            return None
+    except Exception as error:  # whatever it is, the save is committed
+        return error
+    return StorageError(f"{target}: another call has replaced or removed this checkpoint")
 
 
 def _deleted_together(keys: Sequence[str], target: Location) -> bool:

@@ -133,9 +133,10 @@ class Hidden:
                 if error is None:
                     break
                 if delay is None:
-                    why = said_of(str(self.target), error)
+                    why, left = said_of(str(self.target), error), [*self.keys, *self.last, CLAIM]
                     raise StorageError(
-                        f"{self.target}: files of a checkpoint that was deleted are left: {why}"
+                        f"{self.target}: files of a checkpoint that was deleted are left, up to "
+                        f"{len(left):,}, the first of them {left[0]}: {why}"
                     ) from error
                 pace.rest(delay)
 
