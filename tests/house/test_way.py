@@ -65,6 +65,8 @@ def test_a_load_enters_these_packages(load: Way) -> None:
         "engine",
         "storage",  # the manifest
         "jax",  # the targets
+        "storage",  # adjust the plan
+        "engine",
         "storage",  # read and verify; from there threads go to the device
         "jax",  # the loaded array
     ]

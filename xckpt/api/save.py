@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from xckpt.core.text.arguments import named
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.in_flight import IN_FLIGHT, settle
-from xckpt.engine.limits import NOT_COMPILED, naming_limit
+from xckpt.engine.limits import Uncompiled, naming_limit
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state
@@ -37,24 +36,18 @@ T = TypeVar("T")
 
 def names_limits(call: Callable[P, T]) -> Callable[P, T]:
     """Have a public call raise `naming_limit` in place of what Python says, and not be compiled."""
+    outside = Uncompiled(call)
 
-    by_torch = dict[object, Callable[P, T]]()  # no functools.cache: torch's compiler looks into it
-
-    @functools.wraps(call)
     def call_named(*arguments: P.args, **keywords: P.kwargs) -> T:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-        if disable is not None and disable not in by_torch:
-            by_torch[disable] = disable(call)
         try:
-            return by_torch.get(disable, call)(*arguments, **keywords)
+            return outside[disable](*arguments, **keywords)
         except (OSError, RuntimeError, MemoryError) as error:
             if (named := naming_limit(error)) is error:
                 raise
             raise named from error
 
-    # As `torch.compiler.disable` marks a function; torch may be imported later.
-    call_named.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=NOT_COMPILED)
-    return call_named
+    return outside.marked(call_named)
 
 
 @names_limits

@@ -76,22 +76,45 @@ or raise the limit (ulimit -n)
     return named
 
 
-def not_compiled(call: Callable[P, T]) -> Callable[P, T]:
-    """Have torch's compiler not look into a call, as `xckpt.api.save.names_limits` does.
+class Uncompiled(dict[object, Callable[P, T]]):
+    """A call as torch's compiler leaves it alone: the compiler's ``disable``, or None -> the call.
 
-    That has a frame of its own: the way of a save enters no file for this alone.
+    Its user looks it up by ``torch._dynamo.disable`` where that is imported, in a frame of its own.
+    No functools.cache does that: torch's compiler looks into one.
     """
-    by_torch = dict[object, Callable[P, T]]()
 
-    @functools.wraps(call)
+    def __init__(self, call: Callable[P, T]) -> None:
+        super().__init__({None: call})
+        self._call: Final = call
+
+    def __missing__(self, disable: Callable[[Callable[P, T]], Callable[P, T]]) -> Callable[P, T]:
+        outside = self[disable] = disable(self._call)
+        return outside
+
+    def marked(self, wrapper: Callable[P, T]) -> Callable[P, T]:
+        """The wrapper of the call, marked as `torch.compiler.disable` marks a function.
+
+        Torch may be imported later.
+        """
+        functools.update_wrapper(wrapper, self._call)
+        wrapper.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=NOT_COMPILED)
+        return wrapper
+
+
+def not_compiled(call: Callable[P, T]) -> Callable[P, T]:
+    """Have torch's compiler not look into a call; `xckpt.api.save.names_limits` names limits too.
+
+    Example:
+        >>> not_compiled(len)("abc")
+        3
+    """
+    outside = Uncompiled(call)
+
     def call_outside(*arguments: P.args, **keywords: P.kwargs) -> T:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-        if disable is not None and disable not in by_torch:
-            by_torch[disable] = disable(call)
-        return by_torch.get(disable, call)(*arguments, **keywords)
+        return outside[disable](*arguments, **keywords)
 
-    call_outside.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=NOT_COMPILED)
-    return call_outside
+    return outside.marked(call_outside)
 
 
 def check_loaded() -> None:

@@ -188,7 +188,10 @@ class _Load:
         replaced: XckptError | None = None
         while True:
             try:
-                metadata = self.alone() if group.size == 1 else self.together(group)
+                if group.size == 1:
+                    self.alone()
+                else:
+                    self.together(group)
                 break
             except NotACheckpointError as error:
                 if replaced is None:
@@ -203,42 +206,25 @@ class _Load:
             finally:
                 self.reader.close()
             self.reader = given
-        return Loaded(metadata, self.planner.result())
+        return Loaded(self.metadata, self.planner.result())
 
-    def alone(self) -> Metadata:
+    def alone(self) -> None:
         """All steps in a row, without other ranks: the short way of a load by one process."""
-        planner = self.planner
-        found = self._find()
-        self.is_last = found.last
-        with self.step("plan"):
-            metadata = self.reader.set_up_storage_reader(found.manifest, 1).described()
-            del found  # the text of the manifest may be long
-            planner.set_up_planner(self.state_dict, metadata, True)
-            plan = checked_plan(planner, "create_local_plan", planner.create_local_plan(), LoadPlan)
-            if planner.in_place:
-                self._check_memory(plan, metadata)
-            plan = self.reader.prepare_local_plan(plan)
-            plans = checked_plans(planner, planner.create_global_plan([plan]), LoadPlan, 1)
-            (plan,) = self.reader.prepare_global_plan(plans)
-            plan = checked_plan(planner, "finish_plan", planner.finish_plan(plan), LoadPlan)
-            check_sources(plan, metadata)
-            planner.check_plan(plan)
-        with self.step("read"):
-            if self.watch is not None:
-                self.watch.bytes = bytes_read(plan, metadata)
-            self.reader.read_data(plan, planner)
-        return metadata
+        plan = self._wanted(self._find, 1, True)
+        with self.step("share"):
+            made = self.planner.create_global_plan([plan])
+            plans = checked_plans(self.planner, made, LoadPlan, 1)
+            (share,) = self.reader.prepare_global_plan(plans)
+        self._read(share)
 
-    def together(self, group: Group) -> Metadata:
+    def together(self, group: Group) -> None:
         """Each step on all ranks, so that a failure of one is a failure of all."""
         found = _decode(broadcast(group, FIND, lambda: _encode(self._find())))
-        self.is_last = found.last
         is_coordinator = group.rank == group.coordinator
         codec = LoadPlanCodec()
         plan = partial(self._plan, found, group.size, is_coordinator, codec)
         share = reduce_scatter(group, PLAN, plan, self._share, codec)
         all_reduce(group, READ, partial(self._read, share), lambda _: b"")
-        return self.metadata
 
     def _find(self) -> _Found:
         """The coordinator: the format and the manifest of what is there."""
@@ -260,31 +246,31 @@ class _Load:
     def _plan(
         self, found: _Found, ranks: int, is_coordinator: bool, codec: LoadPlanCodec
     ) -> LoadPlan:
-        """What this rank wants to read."""
-        with self.step("plan"):
-            plan = self._wanted(found, ranks, is_coordinator)
+        """What this rank wants to read, and how that travels."""
+        plan = self._wanted(lambda: found, ranks, is_coordinator)
         planner, reader = self.planner, self.reader
         codec.stored = self.metadata.state_dict_metadata
         codec.sends_items = need_items(planner.create_global_plan, reader.prepare_global_plan)
         return plan
 
-    def _wanted(self, found: _Found, ranks: int, is_coordinator: bool) -> LoadPlan:
+    def _wanted(self, find: Callable[[], _Found], ranks: int, is_coordinator: bool) -> LoadPlan:
+        """What this rank wants to read of what is there."""
+        found = find()
+        self.is_last = found.last
         if found.format != OURS and self.others is not None and not is_coordinator:
             self.reader = self.others().reader(found.format)
-        self.metadata = self.reader.set_up_storage_reader(found.manifest, ranks).described()
-        self.planner.set_up_planner(self.state_dict, self.metadata, is_coordinator)
-        plan = self.planner.create_local_plan()
-        plan = checked_plan(self.planner, "create_local_plan", plan, LoadPlan)
-        check_sources(plan, self.metadata)
-        if self.planner.in_place:
-            self._check_memory(plan, self.metadata)
-        return self.reader.prepare_local_plan(plan)
+        planner = self.planner
+        with self.step("plan"):
+            self.metadata = self.reader.set_up_storage_reader(found.manifest, ranks).described()
+            found.manifest = b""  # its text may be long
+            planner.set_up_planner(self.state_dict, self.metadata, is_coordinator)
+            plan = checked_plan(planner, "create_local_plan", planner.create_local_plan(), LoadPlan)
+            check_sources(plan, self.metadata)
+            if planner.in_place:
+                from xckpt.engine.shared_memory import check_memory  # few loads are in place
 
-    def _check_memory(self, plan: LoadPlan, metadata: Metadata) -> None:
-        """Refuse targets that share memory where the checkpoint holds different elements."""
-        from xckpt.engine.shared_memory import check_memory  # few loads are in place
-
-        check_memory(self.planner, plan, metadata, self.reader)
+                check_memory(planner, plan, self.metadata, self.reader)
+            return self.reader.prepare_local_plan(plan)
 
     def _share(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """What each rank has to read, as it is sent there."""
@@ -298,15 +284,15 @@ class _Load:
 
     def _read(self, share: LoadPlan) -> bytes:
         """Read this rank's share; an empty report."""
+        planner = self.planner
         try:
             with self.step("read"):
-                plan = self.planner.finish_plan(share)
-                plan = checked_plan(self.planner, "finish_plan", plan, LoadPlan)
+                plan = checked_plan(planner, "finish_plan", planner.finish_plan(share), LoadPlan)
                 check_sources(plan, self.metadata)
-                self.planner.check_plan(plan)
+                planner.check_plan(plan)
                 if self.watch is not None:
                     self.watch.bytes = bytes_read(plan, self.metadata)
-                self.reader.read_data(plan, self.planner)
+                self.reader.read_data(plan, planner)
         finally:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
             self.reader.close()

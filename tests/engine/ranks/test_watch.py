@@ -41,7 +41,7 @@ def test_steps_are_in_the_log_for_debugging(
         xckpt.save(tmp_path / "ckpt", STATE)
         xckpt.load(tmp_path / "ckpt")
     steps = re.findall(r"rank 0: (\w+) took", caplog.text)
-    assert steps == ["describe", "plan", "write", "commit", "find", "plan", "read"]
+    assert steps == ["describe", "plan", "write", "commit", "find", "plan", "share", "read"]
 
 
 def test_nothing_is_timed_unasked(
