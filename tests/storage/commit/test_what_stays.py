@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -70,3 +71,36 @@ def test_other_checkpoints_below_stay(place: str, left: str, call: Callable[[str
     there = contents(place)
     assert {key: there.get(key) for key in steps} == steps
     assert call not in (collect, overwrite) or left != "a claim" or "w/c/0" not in there
+
+
+@pytest.mark.parametrize("call", [collect, xckpt.delete, overwrite])
+def test_a_users_file_of_a_manifests_name(place: str, call: Callable[[str], None]) -> None:
+    mine = {"xckpt.json": b'{"my": "settings"}', "zarr.json": b"{}", "w/zarr.json": b"{}"}
+    for key, content in (mine | {"w/c/0": b"mine"}).items():
+        open_store(Location.parse(place)).write(key, content).result()
+    before = contents(place)
+    if call is collect:
+        call(place)
+    else:
+        error = "xckpt.json (is not xckpt's|there is no manifest of xckpt), so .*nothing"
+        with pytest.raises(xckpt.XckptError, match=error):
+            call(place)
+    assert contents(place) == before
+
+
+def test_names_that_resemble_those_of_leftovers(tmp_path: Path) -> None:
+    mine = [
+        *("run/.generations/photos/1.png", "run/.generations/notes.txt", "elsewhere/photos/1.png"),
+        *(".x.saving-mine/notes.txt", ".x.saving-mine.new", ".x.saving-0123456789abcdef.new"),
+    ]
+    for key in mine:
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_text("mine")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / ".generations").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "0123456789abcdef").mkdir()
+    (tmp_path / "elsewhere" / "0123456789abcdef" / "w").write_text("mine")
+    xckpt.save(tmp_path / "x", STATE)
+    xckpt.gc(tmp_path, older_than=0)
+    assert all((tmp_path / key).read_text() == "mine" for key in mine)
+    assert (tmp_path / "elsewhere" / "0123456789abcdef" / "w").exists()

@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+import msgspec
+
 from xckpt.core.manifest.codec import MAX_BYTES, parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
@@ -53,6 +55,33 @@ def own_keys(manifest: bytes | None) -> OwnKeys:
         return OwnKeys.of(parse(manifest, digest_bytes))
     except (ManifestError, VersionError):
         return BY_SHAPE
+
+
+def is_manifest(text: bytes) -> bool:
+    """Whether a file of a manifest's name may be one, if only a damaged or a newer one.
+
+    Example:
+        >>> is_manifest(b'{"my": "settings"}'), is_manifest(b'{"digest": "0", "check')
+        (False, True)
+    """
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return True
+    return isinstance(found, dict) and not {"digest", "checkpoint"}.isdisjoint(found)
+
+
+def check_manifest(text: bytes | None, target: object) -> None:
+    """Refuse to replace a file of the user that has a manifest's name.
+
+    Raises:
+        CheckpointExistsError: it is one.
+    """
+    if text is not None and not is_manifest(text):
+        raise CheckpointExistsError(
+            f"{target}: {MANIFEST} there is no manifest of xckpt, so it may be yours; nothing "
+            f"there was touched: rename it, or save elsewhere"
+        )
 
 
 def own_keys_in(folder: Path, deleted: OwnKeys = BY_SHAPE) -> OwnKeys:
@@ -126,7 +155,11 @@ def can_carry(old: Path, staging: Path, planned: Manifest | None) -> OwnKeys | N
 
     Returns:
         The keys that are not the user's; None if the others cannot be carried over.
+
+    Raises:
+        CheckpointExistsError: the old manifest is a file of the user's.
     """
+    check_manifest(manifest_in(old), old)
     trial = staging / _TRIAL
     own = own_keys_in(old)
     try:

@@ -40,6 +40,7 @@ from xckpt.storage.commit.carry import manifest_in, names_below, own_keys_in
 from xckpt.storage.commit.file_system import Lock, is_local, lock
 from xckpt.storage.commit.folder import LEFTOVER, ClaimText, journals, staging_folder
 from xckpt.storage.commit.leftovers import (
+    ONE_SAVE,
     OwnerState,
     is_checkpoint,
     opened_claim,
@@ -184,13 +185,22 @@ def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
     root, there = _root_in(folder)
     if there and root is None:
         return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in sorted((folder / GENERATIONS).iterdir()):
-            if root != f"{GENERATIONS}/{entry.name}":
-                yield _measured(entry, folder, OwnerState.UNKNOWN, [entry])
+    for entry in _generations(folder):
+        if root != f"{GENERATIONS}/{entry.name}":
+            yield _measured(entry, folder, OwnerState.UNKNOWN, [entry])
     if (folder / CLAIM).is_file():
         own = [] if there else _own_files(folder)
         yield _measured(folder / CLAIM, folder, _of_claim(folder / CLAIM), [folder / CLAIM, *own])
+
+
+def _generations(folder: Path) -> list[Path]:
+    """The generations in a folder; what has no name of one is the user's, and so is a link."""
+    place = folder / GENERATIONS
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not place.is_symlink():
+            found = sorted(each for each in place.iterdir() if ONE_SAVE.fullmatch(each.name))
+            return [each for each in found if each.is_dir() and not each.is_symlink()]
+    return []
 
 
 def _of_claim(path: Path) -> OwnerState:

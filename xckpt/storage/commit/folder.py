@@ -42,11 +42,11 @@ _BESIDE_NAME = 55
 """Bytes that the names of staging folders, claims and journals add to the checkpoint's name."""
 
 LEFTOVER: Final = re.compile(
-    r"\.(?P<name>.*)\.(?:saving|converting)-(?P<id>[0-9a-z]+)"
+    r"\.(?P<name>.*)\.(?:saving|converting)-(?P<id>[0-9a-f]{12,}|conversion)"
     r"(?P<kind>|\.claim|\.new|\.journal-\d+)",
     re.DOTALL,
 )
-"""Names of what a save makes beside its path."""
+"""Names of what a save makes beside its path; the user's may be alike, but for the identity."""
 
 _descriptors: set[int] = set()
 """Descriptors of this process's claims."""

@@ -39,7 +39,7 @@ from xckpt.core.manifest.own_keys import (
 )
 from xckpt.core.manifest.packs import PACKS
 from xckpt.errors import CheckpointExistsError, StorageError
-from xckpt.storage.commit.carry import names_below, own_keys
+from xckpt.storage.commit.carry import check_manifest, names_below, own_keys
 from xckpt.storage.commit.conditional import (
     KeyClaim,
     came_first,
@@ -341,5 +341,6 @@ def _beside(
     target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | None, identity: str
 ) -> KeyStaging:
     root, absent = f"{GENERATIONS}/{identity}", seen.state != "value"
+    check_manifest(None if absent else seen.value, target)
     about = Step.GENERATION, target, target.within(root), seen.stamp.generation
     return KeyStaging(*about, None if absent else seen.value, root, planned=planned)

@@ -44,7 +44,7 @@ from xckpt.storage.commit.folder import (
     staging_folder,
 )
 
-_ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
+ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
 """Identity of a save that cannot be resumed."""
 
 
@@ -97,7 +97,7 @@ def remove_dead(target: Path, names: Iterable[str], *, but: str) -> None:
     kept = staging_folder(target, but) if but else None
     for staged in staged_in(target.parent, names):
         own = staged == staging_folder(target, parts_of(staged)["id"])
-        resumable = staged == kept or (not own and not _ONE_SAVE.fullmatch(parts_of(staged)["id"]))
+        resumable = staged == kept or (not own and not ONE_SAVE.fullmatch(parts_of(staged)["id"]))
         with contextlib.suppress(OSError):
             remove_if_dead(staged, local=local, resumable=resumable)
     remove_unlocked(target.parent, names)
@@ -111,8 +111,13 @@ def remove_unlocked(parent: Path, names: Iterable[str]) -> None:
     for name in names:
         if name.endswith(".new"):
             with contextlib.suppress(OSError), open(parent / name, "r+b") as file:
-                if lock(file.fileno()) is Lock.TAKEN:
+                if lock(file.fileno()) is Lock.TAKEN and _may_be_claim(file.read(1 << 16)):
                     (parent / name).unlink()
+
+
+def _may_be_claim(text: bytes) -> bool:
+    """Whether a file holds a claim, or the begin of one: its writer may have died any time."""
+    return text[:1] in (b"", b"{")
 
 
 def remove_if_dead(staged: Path, *, local: bool, resumable: bool, old: bool = False) -> bool:

@@ -36,6 +36,7 @@ from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.commit import conditional
+from xckpt.storage.commit.carry import is_manifest
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
 from xckpt.storage.commit.file_system import delete_entry, opened_folder
 from xckpt.storage.commit.folder import new_identity, sync_folder
@@ -217,6 +218,8 @@ def _hidden(target: Location) -> Hidden:
         listing = store.list() if target.bucket else None
         claiming = store.read(CLAIM)
         seen = answer(store.read(MANIFEST), target)
+        if seen.state == "value" and not is_manifest(seen.value):
+            raise StorageError(f"{target}: {MANIFEST} is not xckpt's, so nothing was deleted")
         if seen.state != "value":
             raise NotACheckpointError(
                 f"{target} holds no committed checkpoint, so nothing was deleted"
