@@ -71,6 +71,8 @@ def test_these_are_the_checkpoints(key: str) -> None:
         "s/-1/c/0",
         f"s/{'9' * 5000}/c/0",
         "sub/xckpt.json",
+        "xckpt.packs/notes.txt",
+        f"xckpt.packs/{'0' * 31}.png",
     ],
 )
 def test_these_are_the_users(key: str) -> None:

@@ -2,8 +2,8 @@
 
 1. A manifest implies its own keys (`OwnKeys.of`): the manifest, the digests, a zarr.json for each
    array and for each folder above one, and the chunks of the arrays.
-2. All below ``.generations`` and ``xckpt.packs`` is ours, and so are the claim of a save and the
-   lock files beside a key, which a killed save may leave.
+2. All below ``.generations`` is ours, and so are packs, by their names, the claim of a save, and
+   the lock files beside a key, which a killed save may leave.
 3. Where a manifest cannot be read, and where a save was killed before it wrote one, keys are known
    by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``. Other checkpoints
    below look the same, so where one is nothing counts by its shape (`OwnKeys.among`).
@@ -48,6 +48,7 @@ _LOCK: Final = ".__lock"
 """What TensorStore appends to the name of a file that it is about to write."""
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 """Of a piece, or of a chunk in a dimension, as it is written."""
+_PACK: Final = re.compile(rf"{re.escape(PACKS)}/[0-9a-f]{{32}}|{re.escape(PLACES)}")
 _CHUNK: Final = re.compile(rf"(.+)/c(?:/(?:{_NUMBER.pattern}))*")
 
 
@@ -111,7 +112,7 @@ class OwnKeys:
         key = key.removesuffix(_LOCK)
         if self.inner and not self.inner.isdisjoint(_above(key)):
             return False
-        if key in (MANIFEST, CLAIM) or key.startswith((f"{GENERATIONS}/", f"{PACKS}/")):
+        if key in (MANIFEST, CLAIM) or key.startswith(f"{GENERATIONS}/") or _PACK.fullmatch(key):
             return True
         folder, name = posixpath.split(key)
         if name == _ZARR and (self.by_shape or folder in self.groups or self.is_array(folder)):

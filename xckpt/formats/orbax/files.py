@@ -1,7 +1,8 @@
 """Which files in the folder of an item or a step are Orbax's; the others are the user's.
 
 1. Beside a tree or a step lie files of known names (`_ORBAX`).
-2. In an item Orbax has a folder for each array, which ``_METADATA`` names, or the database's.
+2. In an item Orbax has a folder for each array, which ``_METADATA`` names and in which zarr's
+   files are, or the database's.
 3. In a step there is a folder for each item, which ``_CHECKPOINT_METADATA`` names, or by what is in
    it an item of JSON. A step without that file is one only by its name.
 4. A checkpoint of xckpt or DCP that lies anywhere in these is not Orbax's.
@@ -33,6 +34,8 @@ _ORBAX: Final = re.compile(
     r"_.*|manifest\..*|commit_success\.txt|(orbax\.)?checkpoint|metadata|metrics"
 )
 """Orbax's files in the folder of a step or an item."""
+_ZARR: Final = re.compile(r"\.z(array|attrs|group)|zarr\.json|c|[0-9]+(\.[0-9]+)*")
+"""Files of an array of zarr 2 or 3."""
 _FOLDERS: Final = re.compile(rf"d|ocdbt\.process_.*|{ARRAY_METADATA}")
 """Its folders in an item, beside those of arrays."""
 
@@ -48,7 +51,8 @@ def orbax_files(place: Path) -> tuple[Path, ...]:
         raise NotACheckpointError(
             f"{place} is a folder of steps of Orbax; give the path of a step: {item.parent}"
         )
-    folders = {*_of_arrays(item), *(() if item == place else _of_items(place, item))}
+    arrays = set(_of_arrays(item))
+    folders = {*_of_database(item), *(() if item == place else _of_items(place, item))}
     below = files_below(place)
     others = {file.parent for file in below if file.name in (MANIFEST, ".metadata")} - {place, item}
     marks = [place / CHECKPOINT, item / TREE]
@@ -59,6 +63,7 @@ def orbax_files(place: Path) -> tuple[Path, ...]:
             _ORBAX.fullmatch(file.name)
             if file.parent in (place, item)
             else not folders.isdisjoint(file.parents)
+            or (_ZARR.fullmatch(file.name) and not arrays.isdisjoint(file.parents))
         )
         and others.isdisjoint(file.parents)
     )
@@ -70,6 +75,11 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
+def _of_database(item: Path) -> list[Path]:
+    folders = cast(Iterator[Path], folders_in(item))
+    return [folder for folder in folders if _FOLDERS.fullmatch(folder.name)]
+
+
 def _of_arrays(item: Path) -> Iterator[Path]:
     """The folders in an item that hold its arrays."""
     try:
@@ -79,9 +89,7 @@ def _of_arrays(item: Path) -> Iterator[Path]:
         named = None  # It is damaged: an array is known by its own description.
     for folder in cast(Iterator[Path], folders_in(item)):
         is_array = any((folder / name).is_file() for name in (".zarray", "zarr.json"))
-        if _FOLDERS.fullmatch(folder.name) or (
-            is_array if named is None else (folder.name,) in named
-        ):
+        if is_array if named is None else (folder.name,) in named:
             yield folder
 
 
