@@ -53,7 +53,7 @@ class Metrics:
     bytes: int
     """Bytes of tensors that this rank wrote or read; shared ones count."""
     shared: int = 0
-    """Those that were not written because a save's ``base`` has them."""
+    """Bytes that were not written because a save's ``base`` has them."""
     seconds: float
     """The time of the whole call; for an asynchronous save, from the end of the copy on."""
     waited_seconds: float = 0.0

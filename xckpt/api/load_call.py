@@ -171,7 +171,7 @@ def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
 
 
 def check_filled(loaded: object, state: object) -> None:
-    """Refuse a root of which a load in place has made a new one: its caller keeps the old one.
+    """Refuse a load in place that has made a new root: its caller keeps the old one.
 
     Raises:
         UnsupportedLeafError: it is new.

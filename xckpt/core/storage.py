@@ -93,7 +93,7 @@ class CommitKnowingWriter(Protocol):
 
 @runtime_checkable
 class EarlyReportsWriter(Protocol):
-    """A writer of which ranks may report before what they have written is durable.
+    """A writer whose ranks may report what they have written before it is durable.
 
     What follows from all reports is then written beside it.
     """
@@ -262,9 +262,9 @@ class BriefData:
     """A storage's own data for a rank, without what the rank's leaf table says already."""
 
     content: object
-    """As it has travelled."""
+    """What `CanBeBrief.brief` has made, after its way between the ranks."""
     table: LeafTable
-    """That of the rank's share."""
+    """The leaf table of the rank's share."""
     place: object = None
     """If the data are those of an earlier save: what `CanBeBrief.place` says about this save."""
 

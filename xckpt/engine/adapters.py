@@ -50,6 +50,14 @@ def register(adapter: Adapter[Any]) -> None:
     Raises:
         TypeError: it is not an adapter, or a class.
         ValueError: it names no classes in ``leaves``, so it would own nothing.
+
+    Example:
+        >>> import numpy as np
+        >>> from xckpt.numpy import NumpyAdapter
+        >>> register(mine := NumpyAdapter())
+        >>> loaded_adapters().owner(np.zeros(3)) is mine
+        True
+        >>> unregister(mine)
     """
     if not isinstance(adapter, Adapter):  # pyright: ignore[reportUnnecessaryIsInstance]
         given = adapter.__name__ if isinstance(adapter, type) else type(adapter).__name__

@@ -42,9 +42,9 @@ NO_THREAD: Final = "can't start new thread"
 NOT_COMPILED: Final = "xckpt saves and loads outside of compiled code"
 
 TO_LOAD: Final = 1 << 27
-"""To load TensorStore, and for what Python needs meanwhile; measured: 57 MiB."""
+"""Bytes of address space to load TensorStore, and for Python meanwhile; measured: 57 MiB."""
 FOR_THREADS: Final = 1 << 30
-"""For the stacks and memory of TensorStore's threads; most is never touched."""
+"""Bytes of address space for TensorStore's threads and stacks; most is never touched."""
 
 
 def naming_limit(error: E) -> E | XckptError:

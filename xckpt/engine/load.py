@@ -303,7 +303,7 @@ class _Load:
 def _was_replaced(error: XckptError) -> bool:
     """Whether some rank failed because the checkpoint was replaced; equal on all ranks.
 
-    Others may have failed in consequence, each in its own words.
+    The other ranks may have failed because of that, each with an error of its own.
     """
     kind = CheckpointReplacedError
     causes = (failure.cause for failure in error.failures)

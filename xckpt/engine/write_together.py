@@ -70,7 +70,7 @@ class _Early:
     failure: Exception | None = None
     """Why this rank has no report, or cannot commit."""
     reports: list[object] = field(default_factory=list[object])
-    """Those of all ranks, on the coordinator."""
+    """All ranks' reports, on the coordinator."""
 
     def report(self) -> object:
         """Begin to write; None if that fails."""

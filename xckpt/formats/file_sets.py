@@ -28,7 +28,7 @@ from xckpt.storage.location import storage_errors
 
 INDEX: Final = ".index.json"
 NAME_BYTES: Final = 160
-"""Of a name in an index, beside its letters."""
+"""Bytes of memory of a name in an index, beside its letters."""
 _SERIES: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 
 

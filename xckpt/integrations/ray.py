@@ -90,7 +90,7 @@ def _reported() -> list[Any]:
 
 
 def _newest_first(newest: Any) -> Iterator[str]:
-    """Where the checkpoints are that Ray knows; the older ones are asked for if they are needed."""
+    """The places of the checkpoints that Ray knows; Ray is asked for older ones if needed."""
     yield url_of(newest)
     earlier = (url_of(each.checkpoint) for each in reversed(_reported()))
     yield from (path for path in earlier if path != url_of(newest))

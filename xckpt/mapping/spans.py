@@ -19,7 +19,7 @@ Piece = tuple[Literal["literal"], str] | tuple[Kind, None]
 """A part of a pattern: a literal text, a whole number without leading zeros, or any text."""
 
 MOST_DIGITS = 1000
-"""Of a number in a name: Python refuses to convert one of more than 4,300."""
+"""The most digits of a number in a name: Python refuses to convert more than 4,300."""
 
 
 def spans(name: str, pieces: Sequence[Piece], *, longest: bool) -> list[str] | None:

@@ -52,8 +52,9 @@ class RequestedDocument:
 
 
 def _present(home: Location, length: int) -> bytes | None:
-    """The manifest that is stored now; None if there is none. Of a local file no more than one byte
-    beyond the length it had, for anything may have taken its place.
+    """The manifest that is stored now; None if there is none.
+
+    Any file may have taken its place, so at most ``length`` + 1 bytes of a local one are read.
     """
     with storage_errors(home):
         return stored_content(home, MANIFEST, length)
@@ -77,9 +78,9 @@ class Integrity:
     """The root group's place."""
     manifest: Manifest
     digests: Digests
-    """Of the checkpoint's chunks."""
+    """The digests of the checkpoint's chunks."""
     places: Places
-    """Of its packed chunks."""
+    """The places of its packed chunks."""
     stored: tuple[int, bytes] = (MAX_BYTES, b"")
     """Length and digest of the manifest as it is stored."""
     _checked: set[str] = field(default_factory=set)

@@ -65,6 +65,11 @@ class ZarrStorageWriter(PlainStorageWriter):
         overwrite: replace a checkpoint that is there, once the new one is committed.
         options: sizes, threads, memory.
         base: an earlier checkpoint, to share what did not change; see `xckpt.save`.
+
+    Example:
+        >>> writer = ZarrStorageWriter("memory://example-writer", overwrite=True)
+        >>> str(writer.target), writer.options.chunk_bytes >> 20
+        ('memory://example-writer', 8)
     """
 
     report_type: type = Written

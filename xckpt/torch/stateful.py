@@ -38,7 +38,7 @@ class DictState:
     tree: Mapping[str | int, object]
 
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
-        """Like the parameter that an optimizer's tensor belongs to, else a whole on the CPU."""
+        """A target like the parameter of an optimizer's tensor; without one, a whole on the CPU."""
         wanted = torch_dtype(dtype)
         if wanted is None:
             return weightless(shape, dtype)

@@ -27,7 +27,7 @@ _MAKING = threading.RLock()
 class PlainTarget(msgspec.Struct, eq=False, gc=False):
     """A plain tensor to be loaded: one box.
 
-    There are many, so each is this one object, of which the garbage collector does not know.
+    There are many, so each is one object only, which the garbage collector does not track.
     """
 
     shape: tuple[int, ...]

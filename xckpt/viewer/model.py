@@ -140,11 +140,11 @@ class Page(Shown, frozen=True):
     token: str = ""
     """For a served page: the look at the checkpoint that its questions are about."""
     beside: tuple[str, ...] = ()
-    """Of a step of a run: where the others are, to be compared with."""
+    """The places of the run's other steps, to compare with; only for a step of a run."""
     checkpoint: CheckpointPage | None = None
     run: tuple[StepShown, ...] | None = None
     shared_once: int = 0
-    """Of a run: bytes of its steps' shared files, each file counted once."""
+    """Bytes of the files that a run's steps share, each file counted once; only for a run."""
     diff: DiffPage | None = None
     plan: PlanShown | None = None
 

@@ -35,7 +35,7 @@ BINS: Final = 48
 
 
 MOST_BYTES, MOST_CHARACTERS = 16 << 20, 1 << 16
-"""Of a Python value that is read to be shown, and of its text in the page."""
+"""The most bytes of a Python value that is shown, and the most characters of it in the page."""
 
 
 class PlaneValues(Shown, frozen=True):

@@ -93,7 +93,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshProcesses:
-    """A mesh: the process at each of its coordinates, of which one may have several."""
+    """A mesh: the process at each of its coordinates; a process may have several."""
 
     framework: str
     numbers: Int64s

@@ -6,7 +6,7 @@ describes each leaf once, and a `Block` for each number of dimensions holds leaf
 sizes of the items as arrays. `WriteItems` is both behind the item sequence that planners see:
 
 1. A plan that a planner made or changed item by item becomes columns (`WriteItems.of`).
-2. Layers repeat, so columns may be of kinds: leaves of which a rank holds the same boxes.
+2. Layers repeat, so columns may be of kinds: leaves whose boxes on a rank are the same.
 3. An item is made when it is asked for, in the order of the leaves.
 """
 

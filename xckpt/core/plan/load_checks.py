@@ -43,7 +43,7 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> Iterator[s
     """
     arrays: dict[str, Sequence[Box]] = {}
     wholes: dict[str, list[tuple[Shape, Shape]]] = {}
-    """Offsets and sizes of the arrays, of which most are read as a whole."""
+    """Offsets and sizes of the arrays: most are read as a whole."""
     columns = ReadItems.of(items)
     for number, (leaf, row) in enumerate(zip(columns.names, columns.rows, strict=True)):
         known = metadata.state_dict_metadata.get(leaf)

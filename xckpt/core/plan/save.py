@@ -308,7 +308,7 @@ def local_plan(
 ) -> SavePlan:
     """The plan of a rank that holds these leaves: a row for each leaf, an item for each box.
 
-    Leaves of one shape and dtype of which the rank holds the same boxes are of one kind.
+    Leaves are of one kind if they have one shape and dtype and the rank holds the same boxes.
     """
     numbers: dict[object, int] = {}
     by_rank: dict[int, list[tuple[int, Boxes]]] = {}

@@ -52,7 +52,7 @@ from xckpt.storage.foreign.paths import entries_in, existing_path, file_name_pro
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 LEAF_BYTES: Final = 400
-"""Of a leaf that the tree lists, beside its text."""
+"""Bytes of memory of a leaf that the tree lists, beside its text."""
 
 
 class OrbaxSource(TensorSource):

@@ -51,7 +51,7 @@ from xckpt.storage.location import storage_errors
 
 SUFFIX: Final = ".safetensors"
 PLACE_BYTES: Final = 320
-"""Of a tensor's place in a file, beside its name."""
+"""Bytes of memory of a tensor's place in a file, beside its name."""
 FORMAT: Final = {"format": "pt"}
 """The text of ``__metadata__`` that files for torch have; it says nothing about the model."""
 VALUES: Final = "xckpt.values"

@@ -36,7 +36,7 @@ from xckpt.storage.foreign.paths import FilePath
 MOST_PARTS: Final = 1_000_000
 """Most parts of a value: a pickle of some bytes can refer to one list a million times."""
 PART_BYTES: Final = 512
-"""Of a part, which is a leaf: its name, its place in the tree, and what describes it."""
+"""Bytes of memory of a part, which is a leaf: its name, its place in the tree, its description."""
 DEEPEST: Final = 64
 """Most containers around a value."""
 

@@ -20,7 +20,7 @@ Folder = str | os.PathLike[str]
 
 
 def elsewhere() -> Group:
-    """A group for a call in a thread of Orbax, of which the processes' threads keep no order."""
+    """A group for a call in a thread of Orbax: its threads run in no common order on all ranks."""
     group = find_group()
     return group.in_background() if isinstance(group, BackgroundGroup) else group
 

@@ -94,7 +94,7 @@ _WHOLE = frozenset(
 """Contrary words as a whole."""
 
 _SHORTEST = 5
-"""Letters of the shortest words of which the last may tell two modules apart."""
+"""The fewest letters of words whose last letter may tell two modules apart."""
 
 
 def derived(one: Collection[str], other: Collection[str]) -> str:
@@ -141,7 +141,7 @@ def contrary(one: Collection[str], other: Collection[str]) -> tuple[str, str] | 
 
 @cache
 def _begun(word: str) -> frozenset[str]:
-    """Those of the contraries with which a word begins."""
+    """The contraries with which a word begins."""
     return frozenset(each for pair in _BEGINNINGS for each in pair if word.startswith(each))
 
 

@@ -124,7 +124,7 @@ def _is_transposed_convolution(pair: Pair) -> bool:
 
 
 Places = tuple[tuple[str, ...], ...]
-"""For each place of a rule's side the mapping names there: one, or those of a stack."""
+"""The mapping's names at each place of a rule's side: one, or all names of a stack."""
 
 
 @dataclass(frozen=True)

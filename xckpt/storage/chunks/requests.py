@@ -161,7 +161,7 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
         self._boxes: dict[int, tuple[ZarrArray, Box]] = {}
         """What destinations want, except those that want a leaf of one chunk."""
         self._leaves: list[int] = []
-        """For each destination the number of such a leaf; `NO_LEAF` or `ONE_PIECE` for others."""
+        """The number of such a leaf for each destination; `NO_LEAF` or `ONE_PIECE` for others."""
 
     def add(self, array: ZarrArray, box: Box) -> None:
         """Request a non-empty box of an array for the next destination.
@@ -317,7 +317,7 @@ class ChunkRequests(Mapping[int, ChunkRequest]):
                 yield array
 
     def ranges(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Of the arrays that are read: the first digest, how many chunks, and the first place."""
+        """The first digest, number of chunks and first place of each array that is read."""
         added = {array.first: array for array, _ in self._boxes.values()}.values()
         numbers, _, places = self._of_leaves()
         about = [(each.first, each.count, _place(each)) for each in added]

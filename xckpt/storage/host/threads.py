@@ -1,4 +1,4 @@
-"""The threads of an exchange, of which one may fail while others wait for peers."""
+"""The threads of an exchange; one may fail while others wait for peers."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
     @property
     def sharded_state_dict(self) -> Mapping[str, SourceLeaf]:
-        """Leaf name -> the leaves of which a device holds less than the whole."""
+        """Leaf name -> leaf, for the leaves that a device holds only in part."""
         sources = {
             name: leaf for name, leaf in self._leaves.items() if isinstance(leaf, SourceLeaf)
         }
@@ -64,6 +64,12 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
     Args:
         strict: refuse missing and unexpected leaves; otherwise load what is shared.
         cast: allow another dtype than the stored one.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://spmd-load", {"step": 3})
+        >>> xckpt.load("memory://spmd-load", {"step": 0}, planner=SPMDLoadPlanner())
+        {'step': 3}
     """
 
     def __init__(self, *, strict: bool = True, cast: bool = False) -> None:

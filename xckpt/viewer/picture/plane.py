@@ -138,7 +138,7 @@ class Picture:
 
 
 def shards_of(leaf: TensorEntry, plane: PicturePlane) -> Picture:
-    """The shards in a plane without chunks, of which there may be too many to draw."""
+    """The shards in a plane, without its chunks, which may be too many to draw."""
     return Picture(leaf.name, *_sizes(leaf, plane), tuple(_shards(leaf, plane)), (), (), ())
 
 
