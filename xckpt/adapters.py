@@ -12,7 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -167,10 +168,12 @@ class ArrayAdapter(Adapter[Leaf]):
         """
 
         def new(data: NDArray[np.generic]) -> Leaf:
-            return self.from_numpy(data, like)
+            with _about(self, "from_numpy", name):
+                return self.from_numpy(data, like)
 
         def filled(data: NDArray[np.generic]) -> Leaf:
-            self.copy_into(like, data)
+            with _about(self, "copy_into", name):
+                self.copy_into(like, data)
             return like
 
         shape = self.shape_of(like)
@@ -185,3 +188,19 @@ class ArrayAdapter(Adapter[Leaf]):
                 f"stored; convert it to a number type first"
             )
         return dtype
+
+
+@contextlib.contextmanager
+def _about(adapter: object, method: str, name: str) -> Iterator[None]:
+    """Name the leaf on which an adapter's method fails; a lack of memory stays one."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except UnsupportedLeafError as error:
+        raise UnsupportedLeafError(f"{name or 'the root'}: {error}") from error
+    except Exception as error:
+        raise UnsupportedLeafError(
+            f"{name or 'the root'}: {type(adapter).__name__}.{method} failed with "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir
 from datetime import date
 from pathlib import Path
@@ -87,6 +87,61 @@ def test_what_an_adapter_cannot_do_is_said_by_name() -> None:
         register(OddAdapter)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Adapter.leaves names no class"):
         register(Adapter[object]())
+
+
+class Block:
+    """An array that can be saved; nothing says how to make one."""
+
+    def __init__(self) -> None:
+        self.data = np.arange(3.0)
+        self.shape, self.dtype = self.data.shape, self.data.dtype
+
+    def __array__(self) -> np.ndarray:
+        return self.data
+
+
+class BlockAdapter(ArrayAdapter[Block]):
+    leaves = (Block,)
+
+
+class LostDevice(BlockAdapter):
+    def from_numpy(self, data: np.ndarray, like: Block) -> Block:
+        raise RuntimeError("the device is gone")
+
+
+class FullDevice(BlockAdapter):
+    def from_numpy(self, data: np.ndarray, like: Block) -> Block:
+        raise MemoryError("the device is full")
+
+
+@pytest.mark.parametrize(
+    "adapter, load, said",
+    [
+        (BlockAdapter, xckpt.load, "a Block can be saved, but not loaded"),
+        (LostDevice, xckpt.load, "LostDevice.from_numpy failed with RuntimeError: the device is"),
+        (LostDevice, xckpt.load_into, "LostDevice.copy_into failed with RuntimeError: the device"),
+    ],
+)
+def test_an_adapter_that_makes_no_array_is_said_with_the_leaf(
+    tmp_path: Path, adapter: Callable[[], Any], load: Callable[..., Any], said: str
+) -> None:
+    xckpt.save(tmp_path, {"a": {"b": np.zeros(3)}})
+    register(it := adapter())
+    try:
+        with pytest.raises(xckpt.UnsupportedLeafError, match=f"^a/b: {said}"):
+            load(tmp_path, {"a": {"b": Block()}})
+    finally:
+        unregister(it)
+
+
+def test_a_lack_of_memory_in_an_adapter_stays_one(tmp_path: Path) -> None:
+    xckpt.save(tmp_path, {"b": np.zeros(3)})
+    register(it := FullDevice())
+    try:
+        with pytest.raises(MemoryError, match="the device is full"):
+            xckpt.load(tmp_path, {"b": Block()})
+    finally:
+        unregister(it)
 
 
 class Listed:

@@ -43,6 +43,7 @@ from xckpt.engine.ranks.watch import Step, Watch, bytes_read
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import CheckpointReplacedError, NotACheckpointError, XckptError
 
+PREPARED: Final = "prepare_global_plan"
 FIND = "read the manifest; nothing was loaded"
 PLAN = "plan the load; nothing was loaded"
 READ = "read; targets may be partly filled"
@@ -214,7 +215,8 @@ class _Load:
         with self.step("share"):
             made = self.planner.create_global_plan([plan])
             plans = checked_plans(self.planner, made, LoadPlan, 1)
-            (share,) = self.reader.prepare_global_plan(plans)
+            plans = self.reader.prepare_global_plan(plans)
+            (share,) = checked_plans(self.reader, plans, LoadPlan, 1, PREPARED)
         self._read(share)
 
     def together(self, group: Group) -> None:
@@ -279,8 +281,7 @@ class _Load:
             made = self.planner.create_global_plan(plans)
             shares = checked_plans(self.planner, made, LoadPlan, len(plans))
             shares = self.reader.prepare_global_plan(shares)
-        if len(shares) != len(plans):
-            return shares  # it is refused
+            shares = checked_plans(self.reader, shares, LoadPlan, len(plans), PREPARED)
         return [answer_to(plan, share) for plan, share in zip(plans, shares, strict=True)]
 
     def _read(self, share: LoadPlan) -> bytes:

@@ -303,7 +303,7 @@ class _Save:
         check_shares(shares, metadata)
         metadata = replace(metadata, user_metadata=self.user_metadata)
         shares, self.metadata = self.writer.prepare_global_plan(shares, metadata)
-        return shares
+        return checked_plans(self.writer, shares, SavePlan, len(plans), "prepare_global_plan")
 
     def write(self, share: SavePlan) -> object:
         """Write this rank's share; return the report."""

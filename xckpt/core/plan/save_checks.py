@@ -105,14 +105,18 @@ def _misbuilt(plan: SavePlan | LoadPlan) -> str | None:
 
 
 def checked_plans(
-    planner: object, plans: Sequence[Plan], kind: type[Plan], ranks: int
+    planner: object,
+    plans: Sequence[Plan],
+    kind: type[Plan],
+    ranks: int,
+    hook: str = "create_global_plan",
 ) -> list[Plan]:
-    """The plans, one a rank, that ``create_global_plan`` has returned.
+    """The plans, one a rank, that a hook of a planner has returned, or one of a storage.
 
     Raises:
         PlanError: they are not plans, or not as many.
     """
-    hook, found = "create_global_plan", cast(object, plans)
+    found = cast(object, plans)
     if not isinstance(found, Sequence) or len(plans) != ranks:
         count = f"{len(plans):,} plan(s)" if isinstance(found, Sequence) else "no list of plans"
         raise PlanError(
