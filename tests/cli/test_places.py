@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import xckpt
 from xckpt.cli.commands import commands
+from xckpt.convert import convert
 
 
 def run(*arguments: str | Path) -> Result:
@@ -70,6 +71,20 @@ def test_deleted_with_yes_but_not_what_is_no_checkpoint(saved: Path, tmp_path: P
     for path in (saved, tmp_path, tmp_path / "none"):
         refused = run("rm", path, "--yes")
         assert refused.exit_code == 2 and (saved / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "."])
+def test_which_files_of_another_format_would_go_is_said(saved: Path, name: str) -> None:
+    """They may lie among the user's, and the path may be the folder's."""
+    mine = saved.parent / "mine"
+    mine.mkdir()
+    convert(saved, mine / "w.safetensors")
+    (mine / "notes.txt").write_text("mine")
+    said = "64 B in 1 chunk (format safetensors, 1 file: w.safetensors)"
+    assert f"{said}; pass --yes" in run("rm", mine / name).stderr
+    deleted = run("rm", mine / name, "--yes")
+    assert said in deleted.stdout.replace("\n", " ")
+    assert [path.name for path in mine.iterdir()] == ["notes.txt"]
 
 
 def test_what_was_left_is_listed_and_removed(saved: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def delete_command(path: str, yes: bool, as_json: bool) -> None:
     from xckpt.cli.report import checkpoint_report, holdings
 
     report = checkpoint_report(path, xckpt.open(path).manifest)
-    held = holdings(report)
+    held = holdings(report) + _files_of(path)
     if not yes:
         if not sys.stdin.isatty():
             raise Failure(f"{path} holds {held}; pass --yes to delete it without being asked")
@@ -68,6 +68,22 @@ def delete_command(path: str, yes: bool, as_json: bool) -> None:
         print_json({"path": path, "leaves": len(report.leaves)})
     else:
         say(f"{path}: deleted: {held}")
+
+
+def _files_of(path: str) -> str:
+    """Which files would go of another library's checkpoint, which may lie among the user's."""
+    from xckpt.cli.report import counted
+    from xckpt.core.text.printable import in_few
+    from xckpt.formats.detect import detect
+    from xckpt.formats.own_files import own_files
+
+    if detect(path) == "xckpt":
+        return ""
+    found = own_files(path)
+    names = [
+        file.name if found.single else str(file.relative_to(found.place)) for file in found.files
+    ]
+    return f" (format {found.format}, {counted(len(names), 'file')}: {in_few(names)})"
 
 
 if TYPE_CHECKING:
