@@ -84,7 +84,7 @@ class LoadCall:
         with with_progress(options, call, ranks.rank, self.path) as shown:
             # One for both: the planner opens the format that the coordinator has found.
             others = cache(partial(_formats_at, self.path, shown))
-            # Not by `raised_on_all_ranks`: see `xckpt.save`.
+            # As `raised_on_all_ranks` does, without its frames: each load comes this way.
             try:
                 if self.mapping is not None:
                     planner = self._mapped_planner(self.mapping, others, ranks, shown)

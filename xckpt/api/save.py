@@ -1,6 +1,11 @@
-"""`save` and `save_async`: find the group, make storage and planner, run the steps.
+"""`save` and `save_async`, and what every public call does first.
 
-The steps are in `xckpt.engine.save`; `xckpt.engine.background` runs them beside training.
+1. `names_limits` keeps torch's compiler out of the call, and says what to do where the process
+   lacks open files, threads or memory.
+2. The arguments are checked. If this rank raises meanwhile, all ranks do (`raised_on_all_ranks`).
+3. `group_of_call` finds the group. If this rank cannot, all ranks raise that.
+4. Storage and planner are made, and `xckpt.engine.save` runs the steps of the save.
+   `xckpt.engine.background` runs them beside training.
 """
 
 from __future__ import annotations
@@ -120,7 +125,7 @@ def save(
         watch = Watch.of("save", path, options) if is_watched(options) else None
     ranks = group_of_call(find)
     with with_progress(options, "save", ranks.rank, path) as shown:
-        # Not by `raised_on_all_ranks`, which would come back here on the way of each save.
+        # As `raised_on_all_ranks` does, without its frames: each save comes this way.
         try:
             writer = ZarrStorageWriter(path, overwrite=overwrite, options=shown, base=base)
         except Exception as error:
