@@ -22,6 +22,7 @@ import xckpt
 from tests.integrations.conftest import damage, torchrun
 from tests.support.ranks import Ranks
 from xckpt.integrations.lightning import XckptCheckpointIO, XckptModelParallelStrategy
+from xckpt.integrations.lightning.last import make_way
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 EPOCHS = 4
@@ -96,6 +97,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(background: bool, tmp_path: Path
     )
     assert trainer.global_step == 4 * EPOCHS
     assert len(whole) == 4 + 3 * 4 and all(map(torch.equal, whole, resumed))
+
+
+def test_what_was_put_aside_stays(tmp_path: Path) -> None:
+    last = tmp_path / "last.ckpt"
+    for text in ("first", "second", "third"):
+        torch.save({"text": text}, last)
+        make_way(last, alone=True, background=False)
+    assert {torch.load(each)["text"] for each in tmp_path.iterdir()} == {"first", "second", "third"}
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import xckpt
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.storage.commit import output as outputs
+from xckpt.storage.commit import staging
 from xckpt.storage.commit.folder import journal_of, journals
 from xckpt.storage.commit.output import OutputPath, StagedOutput
 
@@ -45,6 +47,31 @@ def test_there_at_once_and_replaced_at_once(tmp_path: Path, single: bool) -> Non
         staged.publish()
         assert names(tmp_path) == ["out"]
         assert (path if single else path / "data-0").read_text() == content
+
+
+@pytest.mark.parametrize("old", [None, "old"])
+@pytest.mark.parametrize("single", [False, True])
+def test_a_name_that_cannot_be_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single: bool, old: str | None
+) -> None:
+    """The old output is back, or else there is the new one: a file that was replaced is gone."""
+    path = tmp_path / "out"
+    if old is not None:
+        filled(at(path, single=single), old).publish()
+    staged = filled(at(path, single=single), "new")
+
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "sync_folder", fail)
+        with pytest.raises(xckpt.StorageError, match="Input/output error"):
+            staged.publish()
+    staged.abort()
+    assert names(tmp_path) == ([] if old is None else ["out"])
+    if old is not None:
+        found = (path if single else path / "data-0").read_text()
+        assert found == ("new" if single else "old")
 
 
 def test_what_a_dead_process_left_is_removed_by_the_next(tmp_path: Path) -> None:

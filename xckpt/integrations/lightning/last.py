@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import cast
 
@@ -57,7 +58,8 @@ def make_way(path: AnyPath, *, alone: bool, background: bool) -> None:
         # Lightning's own, of torch.save, where the run began without xckpt. Under such a name it is
         # still found as the last one.
         name, suffix = os.path.splitext(path)
-        os.replace(path, f"{name}-torch{suffix}")
+        names = chain([f"{name}-torch{suffix}"], (f"{name}-torch-{n}{suffix}" for n in count(2)))
+        os.rename(path, next(each for each in names if not os.path.lexists(each)))
     if background and url_parts(os.fspath(path)) is None and not os.path.lexists(path):
         # `ModelCheckpoint` links last.ckpt to it before it is committed: behind a link to nothing
         # Lightning finds no last checkpoint. So it should, if there is none to fall back to.

@@ -16,12 +16,11 @@ removes what was written. Only the coordinator does any of this.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_files
 from xckpt.core.manifest.entries import Manifest
@@ -51,8 +50,6 @@ from xckpt.storage.commit.folder import (
 from xckpt.storage.commit.keys import KeyStaging, begin_keys, stage_beside
 from xckpt.storage.location import Access, Location, answer, open_store, storage_errors
 
-logger: Final = logging.getLogger("xckpt")
-
 
 @dataclass(slots=True)
 class StagedFolder:
@@ -79,8 +76,9 @@ class StagedFolder:
             CheckpointExistsError: the name was taken by something else meanwhile.
             OSError: the system refused.
         """
+        named, rename = self.named, exchange if step is Step.EXCHANGE else os.rename
         try:
-            (exchange if step is Step.EXCHANGE else os.rename)(self.named, self.target)
+            rename(named, self.target)
         except OSError as error:
             if self.target.exists() == (step is Step.EXCHANGE):
                 raise
@@ -91,7 +89,8 @@ class StagedFolder:
             sync_folder(self.target.parent)
         except OSError:
             with contextlib.suppress(OSError):
-                (exchange if step is Step.EXCHANGE else os.rename)(self.target, self.named)
+                if step is not Step.REPLACE:  # the old file is gone: better the new one than none
+                    rename(self.target, named)
             raise
         self.remove_replaced()
         self.release()
