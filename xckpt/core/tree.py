@@ -91,7 +91,7 @@ class _Walk:
 
     def visit(self, node: object, name: str, above: tuple[int, ...]) -> None:
         """Add the leaves of ``node``, which has this name, in containers with ids ``above``."""
-        if not isinstance(node, _NO_TENSORS) and self.adapters.is_leaf(node):
+        if not isinstance(node, _NO_TENSORS) and self.adapters.owner(node) is not None:
             self._add(name, node)  # as most nodes are
             return
         if not self.inside and (state := self._open_object(node, name)):
@@ -281,7 +281,7 @@ class _Rebuilding:
         """The copy of ``node``, which has this name; ``inside``: in an object's state."""
         if name in self.finished:
             return self.finished[name]
-        if not isinstance(node, _NO_TENSORS) and self.adapters.is_leaf(node):
+        if not isinstance(node, _NO_TENSORS) and self.adapters.owner(node) is not None:
             return self.replace(name, node)  # as most nodes are
         state = None if inside else self.adapters.open_object(node, name)
         if state is not None:

@@ -327,10 +327,11 @@ def local_plan(
                 said = len(boxes), boxes.offsets.tobytes(), boxes.sizes.tobytes()
                 columns[id(boxes)] = boxes, *said
             kind = leaf.dtype, shape, *columns[id(boxes)][1:]
-        if kind not in numbers:
-            numbers[kind] = len(numbers)
-            by_rank.setdefault(boxes.rank, []).append((numbers[kind], boxes))
-        kinds.append(numbers[kind])
+        number = numbers.get(kind)
+        if number is None:
+            number = numbers[kind] = len(numbers)
+            by_rank.setdefault(boxes.rank, []).append((number, boxes))
+        kinds.append(number)
     blocks = [Block.of(numbered) for _, numbered in sorted(by_rank.items())]
     items = WriteItems(tuple(rows), blocks, np.array(kinds, np.int32))
     return SavePlan(items, containers=containers)

@@ -107,14 +107,14 @@ def known_plans(
     if plan.planner_data is not None:
         return None
     items = WriteItems.of(plan.items)
-    found: dict[tuple[str, int, Spread], int] = {}
+    found: dict[tuple[int, Spread], int] = {}
     kinds: list[int] = []
     own_kinds: list[int] = items.kinds.tolist()
     for row, own in zip(items.table, own_kinds, strict=True):
         spread = Whole(row.shape) if not row.sharded else _spread_of(leaves[row.name])
         if spread is None or (row.is_tensor and not row.dtype):
             return None
-        key = row.dtype, own, spread
+        key = own, spread  # leaves of one kind have one dtype
         number = found.get(key)
         if number is None:
             held = spread.held_by(rank, processes)
@@ -124,7 +124,7 @@ def known_plans(
             if len(found) * len(processes.numbers) > MOST_BOXES:
                 return None
         kinds.append(number)
-    spreads = tuple(spread for _, _, spread in found)
+    spreads = tuple(spread for _, spread in found)
     numbers = np.array(kinds, np.int32)
     return KnownPlans(plan, rank, processes, numbers, spreads, options or GridOptions())
 
