@@ -23,7 +23,7 @@ def add_mine(folder: Path) -> list[Path]:
     convert(folder.parent / "other", folder / "hf" / "model.safetensors")
     convert(folder.parent / "other", folder / "eval" / "old", format="orbax")
     xckpt.delete(folder.parent / "other")
-    for key in ("notes.txt", "plots/loss.png", "plots/c/0"):
+    for key in ("notes.txt", "_notes.txt", "manifest.md", "plots/loss.png", "plots/c/0"):
         (folder / key).parent.mkdir(exist_ok=True)
         (folder / key).write_text("mine")
     return [path for path in files(folder) if path not in before]

@@ -31,7 +31,8 @@ from xckpt.formats.orbax.tree import (
 from xckpt.storage.foreign.documents import Allowance, read_json
 
 _ORBAX: Final = re.compile(
-    r"_.*|manifest\..*|commit_success\.txt|(orbax\.)?checkpoint|metadata|metrics"
+    r"_[A-Za-z_]+|_strings\.json|manifest\.ocdbt|commit_success\.txt|(orbax\.)?checkpoint|"
+    r"metadata|metrics"
 )
 """Orbax's files in the folder of a step or an item."""
 _ZARR: Final = re.compile(r"\.z(array|attrs|group)|zarr\.json|c|[0-9]+(\.[0-9]+)*")
