@@ -142,6 +142,20 @@ def test_without_a_mapping_the_tree_stays_what_it_was() -> None:
     assert xckpt.open("memory://tree-to-convert-again").user_metadata == {"run": [1, 2]}
 
 
+@pytest.mark.parametrize("format", ["xckpt", "safetensors"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("key", ["", None])
+def test_an_array_that_is_the_root_or_has_an_empty_key_is_no_constant(
+    tmp_path: Path, format: str, shape: tuple[int, ...], key: str | None
+) -> None:
+    array = np.full(shape, 7) + np.arange(shape[-1] if shape else 1).reshape(shape[-1:]) * 5
+    state = array if key is None else {key: array}
+    xckpt.save(tmp_path / "from", state)
+    convert(tmp_path / "from", tmp_path / "to", format=format)
+    again = xckpt.load(tmp_path / "to")
+    same(again[""] if isinstance(again, dict) else again, array)
+
+
 def test_a_dtype_casts_floats_and_nothing_else() -> None:
     state = {"w": np.linspace(0, 1, 1000, dtype=np.float32), "n": np.arange(3), "step": 1}
     xckpt.save("memory://cast-floats", state)

@@ -14,12 +14,12 @@ from tests.mapping.mappings import Case, cases
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.cover import CoverFault
 from xckpt.mapping.prove import copies_fault
-from xckpt.mapping.strided_copy import Ints, StridedCopy
+from xckpt.mapping.strided_copy import CONSTANT, Ints, StridedCopy
 
 
 def writes(sizes: Ints, offsets: Ints, strides: tuple[Ints, ...]) -> StridedCopy:
     """A copy that writes index ``offsets + a @ strides`` for every ``a`` in ``[0, sizes)``."""
-    return StridedCopy("", "t", sizes, (), ((),) * len(sizes), offsets, strides)
+    return StridedCopy(CONSTANT, "t", sizes, (), ((),) * len(sizes), offsets, strides)
 
 
 @st.composite

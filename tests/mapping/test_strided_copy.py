@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.mapping.copy_elements import copy_elements, view
-from xckpt.mapping.strided_copy import Arithmetic, StridedCopy, restrict
+from xckpt.mapping.strided_copy import CONSTANT, Arithmetic, StridedCopy, restrict
 
 
 @st.composite
@@ -91,7 +91,7 @@ def test_cutting_an_axis_shares_its_elements_out(data: st.DataObject) -> None:
 
 def test_a_constant_has_no_way_back() -> None:
     with pytest.raises(ValueError, match="came from no leaf"):
-        StridedCopy("", "t", (2,), (), ((),), (0,), ((1,),)).inverse()
+        StridedCopy(CONSTANT, "t", (2,), (), ((),), (0,), ((1,),)).inverse()
 
 
 def test_the_way_back_undoes_the_arithmetic_last_step_first() -> None:

@@ -109,7 +109,7 @@ class MadeParts:
         """
         copies = self._resolved.copies_into(self._names[name], box)
         for copy in copies:
-            if not copy.source:
+            if copy.is_constant:
                 copy_elements(copy, None, into, target_origin=box.offsets)
         for read in source_reads(enumerate(copies)):
             source = self._source()

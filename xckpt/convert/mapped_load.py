@@ -189,7 +189,7 @@ class MappedLoadPlanner(LoadPlanner):
         if before != after:
             copies = tuple(cast_target(copy, before, after) for copy in copies)
         box = TargetBox(self._targets, item, after)
-        if constants := tuple(copy for copy in copies if not copy.source):
+        if constants := tuple(copy for copy in copies if copy.is_constant):
             self._constants.append((box, constants))
         items: list[ReadItem] = []
         for source_read in source_reads(enumerate(copies)):

@@ -211,7 +211,7 @@ def copies_fault(shape: Ints, copies: Sequence[StridedCopy]) -> CoverFault | Non
 
     Example:
         >>> def every(step, start, count):
-        ...     return StridedCopy("", "t", (count,), (), ((),), (start,), ((step,),))
+        ...     return StridedCopy("%", "t", (count,), (), ((),), (start,), ((step,),))
         >>> even, odd = every(2, 0, 3), every(2, 1, 3)
         >>> copies_fault((6,), [even, odd]) is None
         True

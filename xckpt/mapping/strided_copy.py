@@ -16,8 +16,8 @@ whole tensor are each *one* such copy, and three things are easy:
    at most one value straddles each border.
 3. `xckpt.mapping.copy_elements` carries it out on arrays.
 
-A copy whose source is "" writes a constant: `value`, or, where its source side has one dimension,
-`value` plus the index in that dimension (what ``arange`` gives).
+A copy whose source is `CONSTANT` writes a constant: `value`, or, where its source side has one
+dimension, `value` plus the index in that dimension (what ``arange`` gives).
 
 `Arithmetic` changes values on the way: cast, scale, divide, add. Whatever the element type,
 a step computes in float32 (in float64 for float64, in the complex type for a complex one) and
@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, permutations
 from math import prod
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,11 @@ def _cast(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     return castable(values, target).astype(target, copy=False)
 
 
+CONSTANT: Final = "%"
+"""The source of a constant. No leaf has this mapping name, for a key's ``%`` is escaped there; an
+array that is the root, or stands under the key "", has the mapping name ""."""
+
+
 @dataclass(frozen=True, slots=True)
 class StridedCopy:
     """Elements of `source` and where in `target` they go.
@@ -113,7 +118,7 @@ class StridedCopy:
     """
 
     source: str
-    """Name of the leaf that is read; "" for a constant."""
+    """Name of the leaf that is read; `CONSTANT` for a constant."""
     target: str
     """Name of the leaf that is written."""
     sizes: Ints
@@ -129,9 +134,14 @@ class StridedCopy:
     arithmetic: tuple[Arithmetic, ...] = ()
     """Computations on the way, in order; empty if bits are copied unchanged."""
     value: complex = 0
-    """The number that is written, where `source` is ""."""
+    """The number that is written, where the copy is of a constant."""
     alias: bool = False
     """Whether another copy uses the same elements of the source: the first of tied names."""
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no leaf is read."""
+        return self.source == CONSTANT
 
     @property
     def elements(self) -> int:
@@ -162,7 +172,7 @@ class StridedCopy:
 
     def inverse(self) -> StridedCopy:
         """The copy back. A constant has none; see `xckpt.mapping.operations.Drop`."""
-        if not self.source:
+        if self.is_constant:
             raise ValueError(f"a constant in {self.target!r} came from no leaf")
         steps = tuple(step.inverse() for step in reversed(self.arithmetic))
         return replace(self.turned(), arithmetic=steps, alias=False)

@@ -27,7 +27,7 @@ from math import prod
 
 from xckpt.core.geometry.box import Box
 from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.strided_copy import Arithmetic, Ints, StridedCopy, restrict
+from xckpt.mapping.strided_copy import CONSTANT, Arithmetic, Ints, StridedCopy, restrict
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,9 @@ def constant(spec: TensorSpec, value: complex, arange: int | None = None) -> Tra
     """A tensor of one value; along axis ``arange``, if given, it grows by one a step."""
     offsets: Ints = () if arange is None else (0,)
     strides = tuple(() if arange is None else (int(d == arange),) for d in range(len(spec.shape)))
-    return _filled(spec, StridedCopy("", "", spec.shape, offsets, strides, (), (), value=value))
+    return _filled(
+        spec, StridedCopy(CONSTANT, "", spec.shape, offsets, strides, (), (), value=value)
+    )
 
 
 def _filled(spec: TensorSpec, copy: StridedCopy) -> Traced:

@@ -89,7 +89,7 @@ class _Sides:
 
 def _source_range(assertion: Assertion, box: Box) -> str:
     """Where a box of an assertion's tensor lies in the source; the box itself if nowhere."""
-    copies = [copy for copy in restrict(assertion.tensor.copies, box) if copy.source]
+    copies = [copy for copy in restrict(assertion.tensor.copies, box) if not copy.is_constant]
     if not copies:
         return str(box)
     name = copies[0].source

@@ -42,10 +42,10 @@ def make(
         dtype = numpy_dtype(resolved.targets[part.name].dtype)
         made.append(allocate(part.box.sizes, dtype, part.name))
         for copy in resolved.copies_into(part.name, part.box):
-            if copy.source:
-                copies.append((number, copy))
-            else:
+            if copy.is_constant:
                 copy_elements(copy, None, made[number], target_origin=part.box.offsets)
+            else:
+                copies.append((number, copy))
     wanted: list[tuple[str, Box, Array]] = []
     rest: list[tuple[SourceRead, Array]] = []
     for read in source_reads(copies):

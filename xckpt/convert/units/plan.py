@@ -26,6 +26,7 @@ from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import MappingError
 from xckpt.mapping.resolve import ResolvedMapping
+from xckpt.mapping.strided_copy import CONSTANT
 
 WASTEFUL = 1.2
 """Units that read this many times what they want are planned a second time."""
@@ -113,7 +114,7 @@ def _components(costs: Costs) -> list[list[str]]:
         if 0 in spec.shape:
             continue
         leader[name] = name
-        for source in {copy.source for copy in costs.copies(costs.whole(name))} - {""}:
+        for source in {copy.source for copy in costs.copies(costs.whole(name))} - {CONSTANT}:
             other = readers.setdefault(source, name)
             leader[find(name)] = find(other)
     groups: dict[str, list[str]] = {}
@@ -148,7 +149,9 @@ def _cut_alike(costs: Costs, wholes: Sequence[TargetPart], count: int) -> list[W
 def _place(costs: Costs, part: TargetPart, order: dict[str, int]) -> tuple[int, ...]:
     """Where in the sources a part begins: the tensor, and how far into it."""
     places = (
-        (order[copy.source], *copy.source_box.offsets) for copy in costs.copies(part) if copy.source
+        (order[copy.source], *copy.source_box.offsets)
+        for copy in costs.copies(part)
+        if not copy.is_constant
     )
     return min(places, default=(len(order),))
 
@@ -240,7 +243,7 @@ def _source_span(costs: Costs, part: TargetPart, axis: int) -> tuple[int, int]:
     For the largest copy that makes up the part.
     """
     copy = max(costs.copies(part), key=lambda copy: copy.elements, default=None)
-    if copy is None or not copy.source:
+    if copy is None or copy.is_constant:
         return 1, 0
     # The loop axis that moves furthest along the target's axis.
     moving = [loop for loop, steps in enumerate(copy.target_strides) if steps[axis]]

@@ -74,7 +74,7 @@ def source_reads(copies: Iterable[tuple[int, StridedCopy]]) -> list[SourceRead]:
     """
     by_source: defaultdict[str, list[tuple[int, StridedCopy]]] = defaultdict(list)
     for number, copy in copies:
-        if copy.source:
+        if not copy.is_constant:
             by_source[copy.source].append((number, copy))
     reads: list[SourceRead] = []
     for name, entries in by_source.items():
