@@ -108,4 +108,9 @@ def test_what_was_left_is_listed_and_removed(saved: Path, tmp_path: Path) -> Non
     assert wrong.exit_code == 2 and "'soon' is not a time: give 90s" in wrong.stderr
     for path in (tmp_path / "nowhere", (tmp_path / "nowhere").as_uri()):
         missing = run("gc", path)
-        assert (missing.exit_code, missing.stderr) == (2, f"xckpt: {path} does not exist\n")
+        assert (
+            missing.exit_code == 2 and "holds no checkpoints: it does not exist" in missing.stderr
+        )
+        assert missing.stderr.endswith("check the path\n")
+    nothing = run("gc", "memory://gc-of-nothing")
+    assert nothing.exit_code == 0 and "nothing at all; check the path" in nothing.stderr

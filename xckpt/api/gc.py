@@ -15,6 +15,7 @@ from xckpt.options import LoadOptions, check_flags, checked_options, with_progre
 
 if TYPE_CHECKING:
     from xckpt.storage.commit.collect import Leftover
+    from xckpt.storage.location import Location
 
 logger: Final = logging.getLogger("xckpt")
 
@@ -75,8 +76,7 @@ def gc(
     options = checked_options(options, LoadOptions, "gc")
     place = Location.parse(path, options)
     folder = place.folder
-    if folder is not None and os.path.isfile(folder):
-        raise StorageError(f"{place} is a file; gc takes a folder or a bucket with checkpoints")
+    _check_place(place)
     with (
         with_progress(options, "gc", 0, path) as chosen,
         storage_errors(place),
@@ -96,6 +96,19 @@ def gc(
             if is_due(left, seconds):
                 counter.add(left.files)
         return removed
+
+
+def _check_place(place: Location) -> None:
+    folder = place.folder
+    if folder is not None and os.path.isfile(folder):
+        raise StorageError(f"{place} is a file; gc takes a folder or a bucket with checkpoints")
+    if folder is not None and not os.path.lexists(folder):
+        from xckpt.storage.absent import checkpoint_meant
+
+        raise StorageError(
+            f"{place} holds no checkpoints: {checkpoint_meant(folder)}; gc takes the folder that "
+            f"the checkpoints are in: check the path"
+        )
 
 
 def _seconds(older_than: float | timedelta | None) -> float | None:

@@ -129,11 +129,7 @@ def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool
     """
     import xckpt
     from xckpt.core.text.shown import readable_bytes
-    from xckpt.storage.location import Location
 
-    folder = Location.parse(path).folder
-    if folder is not None and not folder.exists():
-        raise Failure(f"{path} does not exist")
     with progress_bar("removing") as bar:
         options = xckpt.LoadOptions(progress=bar)
         found = xckpt.gc(path, dry_run=dry_run, older_than=older_than, options=options)

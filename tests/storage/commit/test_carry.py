@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -17,7 +18,7 @@ from xckpt.storage.commit import carry as carry_module
 from xckpt.storage.commit import staging as staging_module
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
-from xckpt.storage.commit.staging import StagedCheckpoint, begin
+from xckpt.storage.commit.staging import StagedCheckpoint, StagedFolder, begin
 from xckpt.storage.location import Location
 
 OLD = {"m": {"w": np.arange(10), "b": np.ones(3)}, "step": 1}
@@ -167,6 +168,39 @@ def test_files_that_change_while_it_saves(tmp_path: Path) -> None:
     assert (path / "new.txt").read_text() == "new"
     assert (path / "m/w/inside.txt").read_text() == "among the chunks"
     assert (path / ".hidden").read_text() == "replaced"
+
+
+def test_an_old_folder_that_cannot_be_removed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Something is mounted in it: the log says what is left, where, why, and what to do."""
+    path, rmdir = tmp_path / "ckpt", os.rmdir
+    xckpt.save(path, OLD)
+    (path / "mounted").mkdir()
+
+    def busy(at: str | Path, **given: int) -> None:
+        if str(at).endswith("mounted") and ".carried" not in str(at):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(at))
+        rmdir(at, **given)
+
+    with monkeypatch.context() as mounted:
+        mounted.setattr(os, "rmdir", busy)
+        xckpt.save(path, NEW, overwrite=True)
+    [left] = tmp_path.glob(".ckpt.saving-*[0-9a-f]")
+    assert step_at(path) == 2 and xckpt.open(path).verify() == []
+    assert f"{path} is committed, but the folder that it replaced" in caplog.text
+    assert f"{left} (" in caplog.text and f"{left / 'mounted'}: Device or resource" in caplog.text
+    assert f"xckpt gc {tmp_path}" in caplog.text
+    assert [each.removed for each in xckpt.gc(tmp_path)] == [True] and names(tmp_path) == ["ckpt"]
+
+
+def test_so_is_that_of_another_format(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    staging = tmp_path / "busy"
+    (staging / "in").mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as busy:
+        busy.setattr(shutil, "rmtree", lambda *given, **options: None)
+        StagedFolder(tmp_path / "new", staging, None).remove_replaced()
+    assert f"{staging} (" in caplog.text and "xckpt gc" in caplog.text
 
 
 def test_a_name_that_is_taken_while_it_saves(tmp_path: Path) -> None:

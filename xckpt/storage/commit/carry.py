@@ -21,7 +21,9 @@ claim of the deletion. Then what the save has seen of the manifest says what is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import filecmp
+import logging
 import os
 import shutil
 import stat
@@ -30,6 +32,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -37,11 +40,14 @@ from xckpt.core.manifest.codec import MAX_BYTES, parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.core.text.printable import in_few
+from xckpt.core.text.shown import readable_bytes
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.file_checks import file_content, status_problem
 from xckpt.storage.commit.folder import remove_tree, sync_folder, unlisted
+
+logger: Final = logging.getLogger("xckpt")
 
 _TRIAL = ".carried"
 """Folder in the staging folder, for trial links."""
@@ -217,7 +223,7 @@ def remove_old(old: Path, new: Path) -> None:
     """
     own = own_keys_in(old)
     kept: list[str] = []
-    whole = True
+    refused: OSError | None = None
     for each, folders, names in os.walk(old, topdown=False):
         at = os.path.relpath(each, old).replace(os.sep, "/")
         links = [name for name in folders if os.path.islink(f"{each}/{name}")]
@@ -232,19 +238,39 @@ def remove_old(old: Path, new: Path) -> None:
                     kept.append(key)
             except FileNotFoundError:
                 pass
-            except OSError:
-                whole = False  # the next save tries again
+            except OSError as error:
+                refused = refused or error  # the next save tries again
             WORK.get().moved = time.monotonic()
         if at != ".":
-            with contextlib.suppress(OSError):
+            try:
                 os.rmdir(each)
-    with contextlib.suppress(OSError):
-        if whole:
+            except OSError as error:  # a folder with what is kept is not empty
+                refused = refused or (error if error.errno != errno.ENOTEMPTY else None)
+    if refused is None:
+        with contextlib.suppress(OSError):
             os.unlink(old / MANIFEST)
     if kept:
         _keep(old, new, kept)
-    with contextlib.suppress(OSError):
+    remove_last(old, new, refused)
+
+
+def remove_last(old: Path, new: Path, refused: OSError | None = None) -> None:
+    """Remove the emptied folder that ``new`` replaced; the log says if it stays, and why."""
+    try:
         os.rmdir(old)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        why = refused or error
+        size = 0
+        with contextlib.suppress(OSError):  # what cannot be listed does not count
+            size = sum(os.lstat(old / name).st_size for name in names_below(old))
+        logger.warning(
+            f"{new} is committed, but the folder that it replaced could not be removed: {old} "
+            f"({readable_bytes(size)}) is left, because of {why.filename}: {why.strerror}; unmount "
+            f"what is mounted in it and see to its permissions, then remove it: xckpt gc "
+            f"{old.parent}"
+        )
 
 
 def rescue(staged: Path, target: Path) -> None:

@@ -26,7 +26,7 @@ from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_f
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.errors import CheckpointExistsError, StorageError
-from xckpt.storage.commit.carry import can_carry, carry, remove_old, rescue
+from xckpt.storage.commit.carry import can_carry, carry, remove_last, remove_old, rescue
 from xckpt.storage.commit.file_system import (
     can_exchange,
     can_rename,
@@ -98,6 +98,7 @@ class StagedFolder:
     def remove_replaced(self) -> None:
         """Remove the present content of the staging folder: after an exchange, the old folder."""
         shutil.rmtree(self.staging, ignore_errors=True)
+        remove_last(self.staging, self.target)
 
     def release(self) -> None:
         """Give up the claim, and keep what is written for a process that resumes it."""
