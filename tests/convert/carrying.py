@@ -24,7 +24,7 @@ def carried(mapping: LeafMapping, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     for name, spec in resolved.targets.items():
         made[name] = np.empty(spec.shape, numpy_dtype(spec.dtype))
         for copy in resolved.copies[name]:
-            copy_elements(copy, arrays[copy.source] if copy.source else None, made[name])
+            copy_elements(copy, None if copy.is_constant else arrays[copy.source], made[name])
     return made
 
 

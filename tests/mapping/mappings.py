@@ -71,7 +71,7 @@ def specs_of(arrays: Arrays) -> dict[str, TensorSpec]:
 def execute(copies: tuple[StridedCopy, ...], source: Arrays, target: Array, origin: Any) -> None:
     """Carry out copies into a box of a leaf that begins at an origin."""
     for copy in copies:
-        read = source[copy.source] if copy.source else None
+        read = None if copy.is_constant else source[copy.source]
         copy_elements(copy, read, target, target_origin=origin)
 
 
