@@ -74,7 +74,9 @@ def is_manifest(text: bytes) -> bool:
         found = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return True
-    return isinstance(found, dict) and not {"digest", "checkpoint"}.isdisjoint(found)
+    if not isinstance(found, dict):
+        return False
+    return found.get("format") == "xckpt" or not {"digest", "checkpoint"}.isdisjoint(found)
 
 
 def check_manifest(text: bytes | None, target: object) -> None:
