@@ -112,5 +112,3 @@ def test_what_was_left_is_listed_and_removed(saved: Path, tmp_path: Path) -> Non
             missing.exit_code == 2 and "holds no checkpoints: it does not exist" in missing.stderr
         )
         assert missing.stderr.endswith("check the path\n")
-    nothing = run("gc", "memory://gc-of-nothing")
-    assert nothing.exit_code == 0 and "nothing at all; check the path" in nothing.stderr

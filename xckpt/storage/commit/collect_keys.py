@@ -17,13 +17,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import posixpath
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
 
 import ml_dtypes  # noqa: F401  # NumPy knows its types by their names then
 import msgspec
@@ -40,8 +38,6 @@ from xckpt.storage.commit.keys import REPLACED
 from xckpt.storage.commit.leftovers import OwnerState
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
-logger: Final = logging.getLogger("xckpt")
-
 _DATED = 16
 """Digits of an identity that begins with a time."""
 _UNREADABLE = "?"
@@ -57,8 +53,6 @@ def find_in_keys(location: Location) -> Iterator[Leftover]:
     with storage_errors(location):
         store = open_store(location)
         keys = sorted(key.decode() for key in answer(store.list(), location))
-        if not keys:
-            logger.warning(f"{location} holds no checkpoints, nothing at all; check the path")
         for place, generations in _places(keys).items():
             yield from _find_at(location, store, keys, place, generations)
 
