@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -149,3 +150,31 @@ def test_a_handler_may_wait_for_deletions_while_its_thread_begins_to_wait() -> N
     began = time.monotonic()
     pace.rest(0.05)
     assert time.monotonic() - began >= 0.05
+
+
+@pytest.mark.parametrize("place", ["xckpt.api.run.saves.save_async", "xckpt.api.run.folder.key_of"])
+def test_a_handler_may_save_a_step_while_a_step_is_begun_or_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The step that the handler saved was forgotten, and never deleted."""
+    run = xckpt.CheckpointManager(tmp_path, keep=[xckpt.policies.Latest(2)])
+    original: Any = pkgutil.resolve_name(
+        place.replace(".saves.", ".saves:").replace("der.", "der:")
+    )
+    steps = iter([11, 12, 13])
+
+    def interrupted(*arguments: Any, **keywords: Any) -> Any:
+        made = original(*arguments, **keywords)
+        if (step := next(steps, None)) is not None:
+            run.save(step, STATE, force=True)
+        return made
+
+    run.save(10, STATE, force=True)
+    monkeypatch.setattr(place, interrupted)
+    run.save(20, STATE, force=True)
+    run.wait()
+    known = [record.number for record in run._folder.records]
+    run.save(21, STATE, force=True)
+    run.wait()
+    assert [step for step in known if step > 13] == [20]
+    assert [record.number for record in run.steps()] == [20, 21]

@@ -131,7 +131,7 @@ def test_a_save_that_fails_is_raised_next_and_made_up_for(
     checkpoints.wait()
     broken_disk.append("step-00000010")
     checkpoints.save(10, state_of(10))
-    while not checkpoints._saves._going[0].done():  # type: ignore[index]
+    while not checkpoints._saves._going[0].saving.done():
         time.sleep(0.01)
     with pytest.raises(xckpt.StorageError, match="disk is full") as caught:
         checkpoints.save(11, state_of(11))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -22,9 +22,6 @@ from xckpt.core.run.record import StepRecord
 from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.steps import broadcast
 from xckpt.errors import NotACheckpointError
-
-if TYPE_CHECKING:
-    from xckpt.storage.run_steps import Steps
 
 
 class RunFolder:
@@ -40,8 +37,6 @@ class RunFolder:
     """
 
     def __init__(self, group: Group, kept: RunRoot, temporary: RunRoot | None = None) -> None:
-        from xckpt.storage.run_steps import Steps
-
         if temporary is not None and temporary.is_at(kept):
             raise ValueError(
                 f"the temporary root {temporary.location} is the root of the run itself, and its "
@@ -53,7 +48,9 @@ class RunFolder:
         self.is_coordinator: Final = group.rank == group.coordinator
         self.damaged: set[tuple[bool, str]] = set()
         """The steps that could not be restored, by `key_of`."""
-        self._known = Steps()
+        # Changed by one call each: a save in a signal handler may come between two.
+        self._records: dict[tuple[bool, str], StepRecord] = {}
+        self._unreadable: dict[tuple[bool, str], StepRecord] = {}
 
     def root_of(self, record: StepRecord) -> RunRoot:
         """Where a step lies."""
@@ -78,26 +75,34 @@ class RunFolder:
         from xckpt.storage.run_steps import Steps
 
         if reread:
-            self._known, self.damaged = Steps(), set()
+            self._records, self._unreadable, self.damaged = {}, {}, set()
+        before = tuple(self._records)
         with operation(self.group, "steps of its CheckpointManager"):
-            found = broadcast(self.group, "list the steps", self._listing)
-        self._known = msgspec.msgpack.decode(found, type=Steps)
+            listed = broadcast(self.group, "list the steps", self._listing)
+        found = msgspec.msgpack.decode(listed, type=Steps)
+        records = {key_of(record): record for record in found.records}
+        for key in before:
+            if key not in records:
+                self._records.pop(key, None)
+        self._records.update(records)
+        self._unreadable = {key_of(record): record for record in found.unreadable}
         self.damaged &= {key_of(record) for record in self.all}
         return self.records
 
     @property
     def all(self) -> list[StepRecord]:
         """The steps, sound or not, by number; of one number the kept one last."""
-        return sorted([*self._known.records, *self._known.unreadable], key=_in_order)
+        return sorted([*self._records.values(), *self._unreadable.values()], key=_in_order)
 
     @property
     def _good(self) -> list[StepRecord]:
-        return [each for each in self._known.records if key_of(each) not in self.damaged]
+        known = sorted(self._records.values(), key=_in_order)
+        return [each for each in known if key_of(each) not in self.damaged]
 
     @property
     def records(self) -> list[StepRecord]:
         """The good steps, by number, as of the last look and the saves since."""
-        found = {record.number: record for record in sorted(self._good, key=_in_order)}
+        found = {record.number: record for record in self._good}
         return list(found.values())
 
     def find(self, number: int) -> list[StepRecord]:
@@ -118,7 +123,9 @@ class RunFolder:
         from xckpt.storage.run_steps import Steps
 
         found = [
-            root.listing(each for each in self._known.records if self.root_of(each) is root)
+            root.listing(
+                each for each in tuple(self._records.values()) if self.root_of(each) is root
+            )
             for root in self.roots
         ]
         records = sorted((each for steps in found for each in steps.records), key=_in_order)
@@ -127,14 +134,11 @@ class RunFolder:
 
     def add(self, record: StepRecord) -> None:
         """A step was committed."""
-        from xckpt.storage.run_steps import Steps
-
         key = key_of(record)
         self.damaged.discard(key)
         self.root_of(record).remover.gone.discard(record.name)
-        records = [each for each in self._known.records if key_of(each) != key]
-        unreadable = [each for each in self._known.unreadable if key_of(each) != key]
-        self._known = Steps(sorted([*records, record], key=_in_order), unreadable)
+        self._records[key] = record
+        self._unreadable.pop(key, None)
 
     def keep(self, policies: Sequence[Iterable[KeepPolicy]], last: StepRecord) -> None:
         """Begin to delete what no policy keeps; only the coordinator does.
@@ -145,7 +149,7 @@ class RunFolder:
         """
         if not self.is_coordinator:
             return
-        self._known = self._without_deleted()
+        self._forget_deleted()
         for root, rules in zip(self.roots, policies, strict=True):
             going = root.remover.names
             own = [each for each in self._good if self.root_of(each) is root]
@@ -153,13 +157,11 @@ class RunFolder:
                 if key_of(record) != key_of(last) and record.name not in going:
                     self.remove(record)
 
-    def _without_deleted(self) -> Steps:
-        from xckpt.storage.run_steps import Steps
-
-        def there(records: Iterable[StepRecord]) -> list[StepRecord]:
-            return [each for each in records if each.name not in self.root_of(each).remover.gone]
-
-        return Steps(there(self._known.records), there(self._known.unreadable))
+    def _forget_deleted(self) -> None:
+        for known in (self._records, self._unreadable):
+            for key, record in tuple(known.items()):
+                if record.name in self.root_of(record).remover.gone:
+                    known.pop(key, None)
 
     def remove(self, record: StepRecord) -> Future[None]:
         """Delete a step in the background; only the coordinator does."""

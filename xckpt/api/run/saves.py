@@ -50,6 +50,15 @@ class Rules:
     keep: tuple[KeepPolicy, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Going:
+    """A save in the background; ``shares`` if it has a base."""
+
+    saving: SaveFuture
+    record: StepRecord
+    shares: bool
+
+
 class RunSaves:
     """What one rank knows of the saves of a run.
 
@@ -76,18 +85,15 @@ class RunSaves:
         self._last_kept: StepRecord | None = None
         """The same, of those in the root that is kept."""
         self._began = time.time()
-        self._going: tuple[SaveFuture, StepRecord] | None = None
-        """The save in the background."""
-        self._shares = False  # whether it has a base
+        self._going: list[_Going] = []
+        """Saves in the background; more than one where signal handlers interrupted a begin."""
         self._noting = threading.RLock()  # held by the one thread that notes the end of a save
         self._decided: tuple[int | None, Decision] | None = None
         """The result of `preview`, for the `decide` that follows."""
-        self._fault: Exception | None = None
-        """What a keep policy raised on the coordinator, to be raised on all ranks."""
+        self._fault: Exception | None = None  # a keep policy's on the coordinator, for all ranks
         self._answered = False
         """Whether a save was begun since the run was preempted."""
-        self._goes_back = False
-        """Whether a warning said that newer steps exist than those saved."""
+        self._goes_back = False  # whether a warning said that newer steps exist than those saved
         self.resume(next(iter(folder.look()[-1:]), None))
 
     def resume(self, record: StepRecord | None) -> None:
@@ -135,9 +141,10 @@ class RunSaves:
         assert step is not None, "a wrong step was raised before"
         self._raise_fault()
         now = time.time()
-        saving, going = self._going or (None, None)
-        ended = saving is not None and saving.done()
-        busy = saving is not None and not ended
+        saves = tuple(self._going)
+        ended = bool(saves) and all(each.saving.done() for each in saves)
+        busy = bool(saves) and not ended
+        going = saves[-1].record if saves else None
         kept = self._last_kept if going is None or going.temporary else going
         moment = Moment(step, now, self._began, kept, busy, preempted and not self._answered)
         due, temporary = bool(force) or is_due(moment, self.rules[0].save), False
@@ -177,8 +184,8 @@ class RunSaves:
             group=self.folder.group,
             options=self.options,
         )
-        self._going, self._answered = (saving, record), self.preempted
-        self._shares = base is not None
+        self._going.append(_Going(saving, record, shares=base is not None))
+        self._answered = self.preempted
 
     def _warn_of_newer(self, step: int) -> None:
         """Warn once that a run has gone back behind existing steps."""
@@ -195,26 +202,33 @@ class RunSaves:
         Raises:
             XckptError: it has failed.
         """
-        if (going := self._going) is None:
-            return
-        saving, record = going
-        error = saving.exception()
+        for going in tuple(self._going):
+            self._note(going)
+
+    def _note(self, going: _Going) -> None:
+        """Wait for a save; unless it is noted already, take note of it."""
+        error = going.saving.exception()
+        record = going.record
+        if error is None:
+            record = replace(record, bytes=_bytes_of(going.saving.result()))
         with self._noting:
-            if self._going is not going:
-                return  # another thread has noted it
-            self._going = None  # not earlier: an interrupt of the wait does not end the save
-            if error is not None:
+            if not self._going or self._going[0] is not going:
+                return  # another thread has noted it, or a signal handler
+            # Up to the next call no signal handler comes between, which may note a later save.
+            del self._going[0]  # not earlier: an interrupt of the wait does not end the save
+            if error is None:
+                self.last = record
+                if not record.temporary:
+                    self._last_kept = record
+            else:
                 self._answered = False
                 error.add_note(
                     f"This is the failure of the save of step {record.number} in the background; "
                     f"it does not count as the last save."
                 )
                 raise error
-            self.last = replace(record, bytes=_bytes_of(saving.result()))
-            self.bases.saved(self.last, shared=self._shares)
-            if not record.temporary:
-                self._last_kept = self.last
-            self.folder.add(self.last)
+            self.bases.saved(record, shared=going.shares)
+            self.folder.add(record)
             try:
                 self.folder.keep([each.keep for each in self.rules], record)
             except Exception as fault:  # a policy's, on the coordinator alone
