@@ -18,17 +18,17 @@ from functools import partial
 from typing import Any, Final, SupportsFloat, SupportsIndex, cast
 
 from xckpt.api.run.folder import RunFolder
+from xckpt.api.run.going import Going
 from xckpt.api.save import save_async
 from xckpt.core.json_values import check_json
-from xckpt.core.metadata import JSONValue, Metadata, TensorStorageMetadata
+from xckpt.core.metadata import JSONValue
 from xckpt.core.run.bases import Bases
 from xckpt.core.run.names import OptionalBase, step_name
 from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import KeepPolicy, Moment, SavePolicy, is_due, signals_of
-from xckpt.core.run.record import StepRecord, run_metadata, tensor_bytes
+from xckpt.core.run.record import StepRecord, run_metadata
 from xckpt.core.run.rules import rule_texts
 from xckpt.core.text.arguments import named
-from xckpt.engine.background import SaveFuture
 from xckpt.engine.run.decision import Decision, Rounds
 from xckpt.engine.run.preemption import Preemption
 from xckpt.options import SaveOptions, check_flags
@@ -48,15 +48,6 @@ class Rules:
 
     save: tuple[SavePolicy, ...]
     keep: tuple[KeepPolicy, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Going:
-    """A save in the background; ``shares`` if it has a base."""
-
-    saving: SaveFuture
-    record: StepRecord
-    shares: bool
 
 
 class RunSaves:
@@ -85,7 +76,7 @@ class RunSaves:
         self._last_kept: StepRecord | None = None
         """The same, of those in the root that is kept."""
         self._began = time.time()
-        self._going: list[_Going] = []
+        self._going: list[Going] = []
         """Saves in the background; more than one where signal handlers interrupted a begin."""
         self._noting = threading.RLock()  # held by the one thread that notes the end of a save
         self._decided: tuple[int | None, Decision] | None = None
@@ -184,7 +175,7 @@ class RunSaves:
             group=self.folder.group,
             options=self.options,
         )
-        self._going.append(_Going(saving, record, shares=base is not None))
+        self._going.append(Going(saving, record, shares=base is not None))
         self._answered = self.preempted
 
     def _warn_of_newer(self, step: int) -> None:
@@ -205,28 +196,21 @@ class RunSaves:
         for going in tuple(self._going):
             self._note(going)
 
-    def _note(self, going: _Going) -> None:
+    def _note(self, going: Going) -> None:
         """Wait for a save; unless it is noted already, take note of it."""
-        error = going.saving.exception()
-        record = going.record
-        if error is None:
-            record = replace(record, bytes=_bytes_of(going.saving.result()))
+        error = going.failure()
+        record = going.record if error is not None else going.saved()
         with self._noting:
             if not self._going or self._going[0] is not going:
                 return  # another thread has noted it, or a signal handler
             # Up to the next call no signal handler comes between, which may note a later save.
             del self._going[0]  # not earlier: an interrupt of the wait does not end the save
-            if error is None:
-                self.last = record
-                if not record.temporary:
-                    self._last_kept = record
-            else:
+            if error is not None:
                 self._answered = False
-                error.add_note(
-                    f"This is the failure of the save of step {record.number} in the background; "
-                    f"it does not count as the last save."
-                )
-                raise error
+                raise going.named(error)
+            self.last = record
+            if not record.temporary:
+                self._last_kept = record
             self.bases.saved(record, shared=going.shares)
             self.folder.add(record)
             try:
@@ -303,14 +287,6 @@ def _recorded(
     if folder.is_coordinator:
         folder.root_of(record).check_writable(record.name)
     return saved
-
-
-def _bytes_of(saved: Metadata) -> int:
-    return tensor_bytes(
-        (leaf.properties.dtype, leaf.size)
-        for leaf in saved.values()
-        if isinstance(leaf, TensorStorageMetadata)
-    )
 
 
 def _check_metrics(metrics: object) -> None:
