@@ -41,6 +41,10 @@ def main() -> None:
 def _run() -> None:
     if sys.stdout is None:  # closed by the shell, as in `xckpt gc . >&-`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  # nobody is there to be asked
     missing = [name for name in ("click", "rich") if find_spec(name) is None]
     if missing:
         words = " and ".join(missing)

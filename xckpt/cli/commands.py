@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from xckpt.cli import end_interrupted, is_interrupt
+from xckpt.cli import UNANSWERED, end_interrupted, is_interrupt
 from xckpt.cli.choose import no_such_leaf
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.compare import diff_command
@@ -89,9 +89,12 @@ class Commands(click.Group):
             return super().make_context(info_name, args, parent, **extra)
         except KeyboardInterrupt:
             end_interrupted()
-        except BrokenPipeError:
+        except OSError as error:  # of help, which no command prints, or of stderr
             _drop_what_is_left()
-            sys.exit(PIPE_CLOSED)
+            if isinstance(error, BrokenPipeError):
+                sys.exit(PIPE_CLOSED)
+            Failure(f"the answer cannot be written: {error.strerror or error}").show()
+            sys.exit(UNANSWERED)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that the context names."""

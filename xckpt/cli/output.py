@@ -10,7 +10,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, ClassVar, Final
 
 import click
@@ -70,8 +70,10 @@ class Failure(click.ClickException):
     exit_code: ClassVar[int] = UNANSWERED
 
     def show(self, file: IO[str] | None = None) -> None:
-        """Print the message, without click's usage lines."""
-        click.echo(f"xckpt: {printable_lines(self.format_message())}", file=file, err=file is None)
+        """Print the message, without click's usage lines, or the exit code says it alone."""
+        message = f"xckpt: {printable_lines(self.format_message())}"
+        with suppress(OSError):
+            click.echo(message, file=file, err=file is None)
 
 
 class Fault(Failure):

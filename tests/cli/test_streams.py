@@ -1,0 +1,46 @@
+"""Standard streams that are closed, or where nothing more can be written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xckpt
+
+COMMAND = [sys.executable, "-c", "from xckpt.cli import main; main()"]
+
+
+def in_shell(redirected: str, *arguments: str | Path) -> tuple[int, str, str]:
+    """Run the command by a shell that redirects its streams; exit code, stdout and stderr."""
+    line = ["sh", "-c", f'exec "$@" {redirected}', "sh", *COMMAND, *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ls", "--help"]])
+def test_help_that_cannot_be_written(arguments: list[str]) -> None:
+    said = "xckpt: the answer cannot be written: No space left on device\n"
+    assert in_shell(">/dev/full", *arguments) == (2, "", said)
+    assert in_shell(">&-", *arguments) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "arguments"),
+    [
+        ("2>/dev/full", ["ls", "/nowhere"]),
+        *[("2>&-", arguments) for arguments in (["ls", "/nowhere"], ["ls"], ["--none"])],
+    ],
+)
+def test_a_failure_that_cannot_be_said_has_its_code(redirected: str, arguments: list[str]) -> None:
+    assert in_shell(redirected, *arguments) == (2, "", "")
+
+
+def test_who_cannot_be_asked_deletes_nothing(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "run", {"w": np.arange(3)})
+    code, _, said = in_shell("<&-", "rm", tmp_path / "run")
+    assert code != 0 and "Traceback" not in said
+    assert xckpt.exists(tmp_path / "run")
