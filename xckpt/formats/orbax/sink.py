@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.orbax.files import files_below, orbax_files
 from xckpt.formats.orbax.tree import (
@@ -189,7 +190,9 @@ def _value_problems(values: Mapping[str, object]) -> Iterator[str]:
 
 def _name_problems(names: Mapping[str, str]) -> Iterator[str]:
     """Names that are not paths, and arrays whose folders would lie in each other."""
-    reserved = {TREE, CHECKPOINT, STRINGS, "_sharding", ARRAY_METADATA, "commit_success.txt"}
+    own = {TREE, CHECKPOINT, STRINGS, "_sharding", ARRAY_METADATA, "commit_success.txt"}
+    # By these the folder would be taken for a checkpoint of xckpt, or of torch's DCP.
+    reserved = {*own, MANIFEST, ".metadata"}
     places = set(names.values())
     for name, flat in names.items():
         if not name or "" in keys_of(name):

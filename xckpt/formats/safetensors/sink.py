@@ -86,6 +86,11 @@ class SafetensorsSink(TensorSink):
         """Divide the tensors among files, and find every byte's place."""
         specs = self._contents.specs
         names = flat_names(specs)
+        if "" in names.values() and len(specs) + len(self._contents.values) > 1:
+            problem = (
+                "the root: an empty key beside others, which a reader takes for the whole tree"
+            )
+            raise UnsupportedLeafError.listing("safetensors cannot carry this", [problem])
         texts = {**FORMAT, **self._contents.metadata, **_value_text(self._contents.values)}
         tensors = {names[name]: (spec.dtype, spec.shape) for name, spec in specs.items()}
         check_tensors(tensors)
