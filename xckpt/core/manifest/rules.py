@@ -243,7 +243,7 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
         yield from pieces_problems(leaf.shape, leaf.pieces, item, _grid_problems)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=64)
 def shape_fault(shape: Shape, item_bytes: int) -> str:
     """Why no array has this shape, one without elements neither; empty if one may."""
     if len(shape) > MAX_RANK:
