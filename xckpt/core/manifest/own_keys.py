@@ -5,8 +5,8 @@
 2. All below ``.generations`` is ours, and so are packs, by their names, the claim of a save, and
    the lock files beside a key, which a killed save may leave.
 3. Where a manifest cannot be read, and where a save was killed before it wrote one, keys are known
-   by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``. Other checkpoints
-   below look the same, so where one is nothing counts by its shape (`OwnKeys.among`).
+   by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``. Another
+   checkpoint below looks the same, so nothing in its folder counts by shape (`OwnKeys.among`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 """Of a piece, or of a chunk in a dimension, as it is written."""
 _PACK: Final = re.compile(rf"{re.escape(PACKS)}/[0-9a-f]{{32}}|{re.escape(PLACES)}")
 _CHUNK: Final = re.compile(rf"(.+)/c(?:/(?:{_NUMBER.pattern}))*")
-
-
 _MARKS: Final = (MANIFEST, CLAIM, *ORBAX)
 
 

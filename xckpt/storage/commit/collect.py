@@ -38,9 +38,14 @@ from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import manifest_in, names_below, own_keys_in
 from xckpt.storage.commit.file_system import Lock, is_local, lock
-from xckpt.storage.commit.folder import LEFTOVER, ClaimText, journals, staging_folder
-from xckpt.storage.commit.leftovers import (
+from xckpt.storage.commit.folder import (
+    LEFTOVER,
     ONE_SAVE,
+    ClaimText,
+    journals,
+    staging_folder,
+)
+from xckpt.storage.commit.leftovers import (
     OwnerState,
     is_checkpoint,
     opened_claim,

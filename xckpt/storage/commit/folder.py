@@ -41,8 +41,10 @@ _ATTEMPTS = 5
 _BESIDE_NAME = 55
 """Bytes that the names of staging folders, claims and journals add to the checkpoint's name."""
 
+ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
+"""Identity of a save that cannot be resumed."""
 LEFTOVER: Final = re.compile(
-    r"\.(?P<name>.*)\.(?:saving|converting)-(?P<id>[0-9a-f]{12,}|conversion)"
+    rf"\.(?P<name>.*)\.(?:saving|converting)-(?P<id>{ONE_SAVE.pattern}|conversion)"
     r"(?P<kind>|\.claim|\.new|\.journal-\d+)",
     re.DOTALL,
 )

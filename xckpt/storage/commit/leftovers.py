@@ -25,7 +25,6 @@ import socket
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -35,6 +34,7 @@ from xckpt.storage.commit.carry import rescue
 from xckpt.storage.commit.file_system import Lock, is_local, lock
 from xckpt.storage.commit.folder import (
     LEFTOVER,
+    ONE_SAVE,
     Claim,
     ClaimText,
     boot_identity,
@@ -43,9 +43,6 @@ from xckpt.storage.commit.folder import (
     process_identity,
     staging_folder,
 )
-
-ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
-"""Identity of a save that cannot be resumed."""
 
 
 class OwnerState(Enum):
@@ -111,13 +108,9 @@ def remove_unlocked(parent: Path, names: Iterable[str]) -> None:
     for name in names:
         if name.endswith(".new"):
             with contextlib.suppress(OSError), open(parent / name, "r+b") as file:
-                if lock(file.fileno()) is Lock.TAKEN and _may_be_claim(file.read(1 << 16)):
+                # A claim or the begin of one, for its writer may die any time; else a user's file.
+                if lock(file.fileno()) is Lock.TAKEN and file.read(1) in (b"", b"{"):
                     (parent / name).unlink()
-
-
-def _may_be_claim(text: bytes) -> bool:
-    """Whether a file holds a claim, or the begin of one: its writer may have died any time."""
-    return text[:1] in (b"", b"{")
 
 
 def remove_if_dead(staged: Path, *, local: bool, resumable: bool, old: bool = False) -> bool:

@@ -219,7 +219,8 @@ def _hidden(target: Location) -> Hidden:
         claiming = store.read(CLAIM)
         seen = answer(store.read(MANIFEST), target)
         if seen.state == "value" and not is_manifest(seen.value):
-            raise StorageError(f"{target}: {MANIFEST} is not xckpt's, so nothing was deleted")
+            why = f"{MANIFEST} there is no manifest of xckpt, so it may be yours"
+            raise StorageError(f"{target}: {why}; nothing was deleted: remove it if it is unwanted")
         if seen.state != "value":
             raise NotACheckpointError(
                 f"{target} holds no committed checkpoint, so nothing was deleted"
