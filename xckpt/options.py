@@ -246,6 +246,20 @@ class SaveOptions(StorageOptions):
         readers = cast(int | tuple[int, ...], self.readers)  # as it was checked
         return GridOptions(self.chunk_bytes, self.shard_bytes, readers=readers)
 
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Everything that decides which objects a save writes, and what their metadata say.
+
+        Example:
+            >>> SaveOptions(threads=1).layout == SaveOptions().layout
+            True
+            >>> SaveOptions(crc32c=True).layout == SaveOptions().layout
+            False
+        """
+        grid = self.chunk_bytes, self.shard_bytes, self.readers
+        names = tuple(sorted((self.dimension_names or {}).items()))
+        return *grid, self.pack_bytes, self.crc32c, names
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions(StorageOptions):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,34 @@ def test_any_options(shape, dtype, chunk_bytes, shard_bytes, crc32c, threads, me
     xckpt.save("memory://any-options", {"w": array}, overwrite=True, options=options)
     back = xckpt.LoadOptions(threads=threads, memory_bytes=memory_bytes)
     assert same(xckpt.load("memory://any-options", options=back), {"w": array})
+
+
+OF_THE_LAYOUT = {
+    "chunk_bytes": 1 << 20,
+    "shard_bytes": 1 << 20,
+    "readers": 8,
+    "pack_bytes": 0,
+    "crc32c": True,
+    "dimension_names": {"w": ["rows"]},
+}
+"""Options that decide what is stored, with another value than the default."""
+OTHERS = {"many_objects", "threads", "memory_bytes", "compare_replicas", "verify_base"} | {
+    "serialise",  # A planner's `lasting_key` has it.
+    "progress",
+    "metrics",
+}
+
+
+def test_each_option_is_of_the_layout_or_is_not() -> None:
+    """What is planned or converted with another layout is made anew; see `SaveOptions.layout`."""
+    of_any_call = {field.name for field in fields(xckpt.LoadOptions)} - OTHERS
+    assert {field.name for field in fields(xckpt.SaveOptions)} - of_any_call - OTHERS == set(
+        OF_THE_LAYOUT
+    )
+    for name, value in OF_THE_LAYOUT.items():
+        changed = xckpt.SaveOptions(**{name: value})
+        assert changed.layout != xckpt.SaveOptions().layout, name
+    assert xckpt.SaveOptions(threads=1, memory_bytes=1).layout == xckpt.SaveOptions().layout
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.units.assertions import check_assertions
-from xckpt.convert.units.unit import source_reads
-from xckpt.core.dtypes import numpy_dtype
+from xckpt.convert.units.make import fill
+from xckpt.convert.units.unit import TargetPart
 from xckpt.core.geometry.box import Box
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.engine.shared_memory import check_memory
 from xckpt.formats.source import TensorSource
-from xckpt.mapping.copy_elements import copy_elements
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.mapping.trace import Assertion
@@ -107,14 +106,5 @@ class MadeParts:
         Raises:
             MappingError: a step makes numbers overflow or wrap around.
         """
-        copies = self._resolved.copies_into(self._names[name], box)
-        for copy in copies:
-            if copy.is_constant:
-                copy_elements(copy, None, into, target_origin=box.offsets)
-        for read in source_reads(enumerate(copies)):
-            source = self._source()
-            elements = np.empty(read.box.sizes, numpy_dtype(source.specs[read.name].dtype))
-            source.read(read.name, read.box, elements)
-            origins = {"source_origin": read.box.offsets, "target_origin": box.offsets}
-            for _, copy in read.copies:
-                copy_elements(copy, elements, into, **origins)
+        part = TargetPart(self._names[name], box)
+        fill(self._resolved, self._source(), [part], [into])

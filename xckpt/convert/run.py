@@ -255,9 +255,7 @@ class _Work:
         """Write an xckpt checkpoint."""
         options, share = self.options, self.share()
         names, tree = target_tree(self.opened, share.units, self.like)
-        grid = (options.chunk_bytes, options.shard_bytes, options.readers)
-        sizes = (*grid, options.pack_bytes, options.crc32c)
-        digest = self.opened.identity(self.unit_bytes, sizes)
+        digest = self.opened.identity(self.unit_bytes, options.layout)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
         planner = DefaultSavePlanner(grid=options.grid, serialise=_content)
         kept = user_of(self.opened.source.metadata)

@@ -29,7 +29,7 @@ from xckpt.core.manifest.packs import PACKS
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.storage import SizedItems
-from xckpt.storage.budget import Pool, ProgressCounter, share_of
+from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites
 from xckpt.storage.commit.staging import StagedCheckpoint, Staging, begin
@@ -160,9 +160,8 @@ class ConvertingWriter(ZarrStorageWriter):
         output = CheckpointOutput(orders, self.target, self._by_part(items))
         folder = orders.location.folder
         resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")
-        memory = share_of(self._share.options.memory_bytes, self.host_ranks)
-        self._share.options = replace(self._share.options, memory_bytes=memory)
-        reports = self._share.make(output, self._digest, folder if resumable else None)
+        staged = folder if resumable else None
+        reports = self._share.make(output, self._digest, staged, self.host_ranks)
         return joined([written, *map(_decode, reports)])
 
     def _by_part(self, items: Sequence[WriteItem]) -> dict[TargetPart, WriteItem]:

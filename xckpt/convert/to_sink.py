@@ -29,7 +29,6 @@ from xckpt.engine.ranks.watch import Step
 from xckpt.engine.steps import all_reduce
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
-from xckpt.storage.budget import share_of
 from xckpt.storage.commit.folder import new_identity, real_path, staging_folder
 from xckpt.storage.location import Location
 
@@ -110,7 +109,6 @@ class SinkWriter:
         self._share: UnitShare | None = None
         self._sink: TensorSink | None = None
         self._coordinates = False
-        self._host_ranks = 1
         folder = Location.parse(target.path).folder
         assert folder is not None  # Or `open_sink` has refused the path.
         self._staged = staging_folder(real_path(folder), IDENTITY)
@@ -128,8 +126,7 @@ class SinkWriter:
         """
         try:
             ranks = all_reduce(group, PREPARE, lambda: host_identity().encode(), self._begin)
-            self._host_ranks = int(ranks)
-            all_reduce(group, WRITE, self._make, self._commit)
+            all_reduce(group, WRITE, lambda: self._make(int(ranks)), self._commit)
             assert self._share is not None  # Or a step has failed.
             return self._share
         except BaseException:
@@ -148,16 +145,14 @@ class SinkWriter:
         self._coordinates = True
         return b"%d" % max(Counter(hosts).values())
 
-    def _make(self) -> bytes:
+    def _make(self, host_ranks: int) -> bytes:
         """Make and write this rank's units, except those already written."""
         if self._sink is None:
             self._sink = self.target.open(attach=IDENTITY)
-        self._share = share = self._plan(self._sink.chunks)
-        memory = share_of(share.options.memory_bytes, self._host_ranks)
-        share.options = replace(share.options, memory_bytes=memory)
+        self._share = self._plan(self._sink.chunks)
         output = SinkOutput(new_identity(), self.target, self._sink)
         with self._step("write"):
-            share.make(output, self._digest, self._staged)
+            self._share.make(output, self._digest, self._staged, host_ranks)
         return b""
 
     def _commit(self, _: list[bytes]) -> bytes:

@@ -240,10 +240,7 @@ class _Save:
         planned_by = self.planner.lasting_key()
         if planned_by is None or not self.writer.lasting:
             return None
-        grid = options.chunk_bytes, options.shard_bytes, options.readers
-        sizes = *grid, options.pack_bytes, options.crc32c
-        names = sorted((options.dimension_names or {}).items())
-        return repr((planned_by, sizes, names)).encode()
+        return repr((planned_by, options.layout)).encode()
 
     def _known_plans(self, plan: SavePlan) -> KnownPlans | None:
         """All ranks' plans, if this rank knows them and its storage can order its own writes."""

@@ -30,17 +30,36 @@ Array = NDArray[np.generic]
 def make(
     resolved: ResolvedMapping, source: TensorSource, parts: Sequence[TargetPart]
 ) -> list[Array]:
-    """The elements of some parts, read and copied; each array is of its part's sizes.
+    """The elements of some parts; each array is of its part's sizes. See `fill`."""
+    made = [
+        allocate(part.box.sizes, numpy_dtype(resolved.targets[part.name].dtype), part.name)
+        for part in parts
+    ]
+    fill(resolved, source, parts, made)
+    return made
+
+
+def fill(
+    resolved: ResolvedMapping,
+    source: TensorSource,
+    parts: Sequence[TargetPart],
+    made: Sequence[Array],
+) -> None:
+    """Fill arrays with the elements of some parts, read and copied.
+
+    Args:
+        resolved: the mapping.
+        source: the open source.
+        parts: boxes of targets.
+        made: memory for each part, of its sizes and the target's dtype.
 
     Raises:
         CorruptCheckpointError: the source is not what was saved.
+        MappingError: a step makes numbers overflow or wrap around.
         StorageError: the source cannot be read.
     """
-    made: list[Array] = []
     copies: list[tuple[int, StridedCopy]] = []
     for number, part in enumerate(parts):
-        dtype = numpy_dtype(resolved.targets[part.name].dtype)
-        made.append(allocate(part.box.sizes, dtype, part.name))
         for copy in resolved.copies_into(part.name, part.box):
             if copy.is_constant:
                 copy_elements(copy, None, made[number], target_origin=part.box.offsets)
@@ -68,7 +87,6 @@ def make(
                 source_origin=read.box.offsets,
                 target_origin=parts[number].box.offsets,
             )
-    return made
 
 
 def direct_view(copy: StridedCopy, box: Box, made: Array, origin: tuple[int, ...]) -> Array | None:

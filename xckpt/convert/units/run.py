@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from xckpt.convert.units.make import make
 from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions
-from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.budget import Pool, ProgressCounter, share_of
 from xckpt.storage.commit.folder import journal_of
 
 Note = Callable[[WorkUnit, bytes], None]
@@ -47,12 +48,18 @@ class Output(Protocol):
 
 
 def share_units(units: Sequence[WorkUnit], rank: int, ranks: int) -> list[WorkUnit]:
-    """A rank's units: each next unit goes to the rank with the fewest bytes."""
-    loads = [0] * ranks
+    """A rank's units: each next unit goes to the rank with the fewest bytes.
+
+    Example:
+        >>> units = [WorkUnit((), size, 0, number) for number, size in enumerate((9, 4, 6, 1))]
+        >>> [[unit.number for unit in share_units(units, rank, 2)] for rank in (0, 1)]
+        [[0, 3], [1, 2]]
+    """
     mine: list[WorkUnit] = []
+    loads = [(0, taker) for taker in range(ranks)]
     for unit in units:
-        taker = loads.index(min(loads))
-        loads[taker] += unit.target_bytes
+        load, taker = loads[0]
+        heapq.heapreplace(loads, (load + unit.target_bytes, taker))
         if taker == rank:
             mine.append(unit)
     return mine
@@ -78,13 +85,16 @@ class UnitShare:
         """Bytes of the target that the units make."""
         return sum(unit.target_bytes for unit in self.units)
 
-    def make(self, output: Output, digest: bytes, staged: Path | None) -> list[bytes]:
+    def make(
+        self, output: Output, digest: bytes, staged: Path | None, host_ranks: int
+    ) -> list[bytes]:
         """Make and write the units, except those already written.
 
         Args:
             output: where they are written.
             digest: that of the conversion; see `xckpt.convert.journal`.
             staged: the staging folder that has journals beside it, if there are any.
+            host_ranks: how many ranks share a host's memory, at most.
 
         Returns:
             The reports of all units.
@@ -111,12 +121,14 @@ class UnitShare:
             progress.add(unit.target_bytes)
 
         if self.executor is None:
-            self._run_here(missing, output, note)
+            self._run_here(missing, output, note, share_of(self.options.memory_bytes, host_ranks))
         else:
             self._run_in(self.executor, missing, output, note)
         return [reports[unit.number] for unit in self.units]
 
-    def _run_here(self, units: Sequence[WorkUnit], output: Output, note: Note) -> None:
+    def _run_here(
+        self, units: Sequence[WorkUnit], output: Output, note: Note, memory_bytes: int
+    ) -> None:
         """Make units in threads, within the budget; a unit above the budget alone."""
         resolved, source = self.opened.resolved, self.opened.source
 
@@ -124,7 +136,7 @@ class UnitShare:
             note(unit, output.write(unit, make(resolved, source, unit.parts)))
 
         threads = self.options.threads or source.threads
-        with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
+        with Pool(threads=threads, budget=memory_bytes) as pool:
             for unit in units:
                 if pool.failed:
                     break
