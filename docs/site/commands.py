@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xckpt.cli.commands import commands
-from xckpt.cli.shell.described import described, environment, exit_codes
+from xckpt.cli.shell.described import ENVIRONMENT, EXIT_CODES, described
 from xckpt.cli.shell.manual import manual as manual_lines
 
 
@@ -35,7 +35,7 @@ def lines() -> Iterator[str]:
             yield from (f"| `{o.words}` | {_escaped(o.help)} |" for o in text.options)
             yield ""
     yield from ("## Exit codes", "", "| code | when |", "|---|---|")
-    yield from (f"| {code} | {text} |" for code, text in exit_codes())
+    yield from (f"| {code} | {text} |" for code, text in EXIT_CODES)
     yield from (
         "",
         "## Variables of the environment",
@@ -43,7 +43,7 @@ def lines() -> Iterator[str]:
         "| variable | what it changes |",
         "|---|---|",
     )
-    yield from (f"| `{name}` | {text} |" for name, text in environment())
+    yield from (f"| `{name}` | {text} |" for name, text in ENVIRONMENT)
 
 
 def _escaped(text: str) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from xckpt.storage.abilities.bucket import BucketAbilities
 from xckpt.storage.abilities.local import LocalAbilities, local_abilities
 from xckpt.storage.commit.file_system import look_into
 
+ROOT = Path(__file__).parents[2]
 GOOD = LocalAbilities(
     "/data", FileSystem(True, True, True, 255), True, True, True, True, 1e-4, 1 << 40, 1 << 30
 )
@@ -26,6 +30,15 @@ GOOD = LocalAbilities(
 
 def doctor(*arguments: str | Path) -> Result:
     return CliRunner().invoke(commands, ["doctor", *map(str, arguments)])
+
+
+def test_every_package_that_users_install_with_xckpt_is_looked_for() -> None:
+    """Those of the extras too; what tests, demo and benchmarks need is not a user's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    users = [extras[name] for name in extras if name not in ("test", "docs", "demo", "bench")]
+    needed = {re.split(r"[<>=]", each)[0] for each in chain(project["dependencies"], *users)}
+    assert needed <= {*PACKAGES}
 
 
 def test_a_folder_is_tried_and_nothing_stays_there(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import xckpt
 from xckpt.cli.commands import commands
-from xckpt.cli.shell.described import described, environment, exit_codes
+from xckpt.cli.shell.described import ENVIRONMENT, EXIT_CODES, described
 from xckpt.cli.shell.manual import SHELLS, manual
 from xckpt.storage.location import REQUESTS, Location
 
@@ -109,7 +109,7 @@ def test_the_manual_has_all_of_it() -> None:
     page = "\n".join(manual(commands))
     for text in described(commands):
         assert text.usage.replace("-", r"\-") in page
-    for name, _ in (*exit_codes(), *environment()):
+    for name, _ in (*EXIT_CODES, *ENVIRONMENT):
         assert rf"\fB{name}\fR" in page
 
 
@@ -123,7 +123,7 @@ def test_the_manual_has_the_defaults_of_the_code_and_of_the_page() -> None:
     }
     for variable, default in defaults.items():
         assert f"`{variable}` | {default} |" in page
-        assert re.search(rf"\b{default}\b", dict(environment())[variable])
+        assert re.search(rf"\b{default}\b", dict(ENVIRONMENT)[variable])
 
 
 @pytest.mark.skipif(not shutil.which("man"), reason="there is no man")

@@ -44,7 +44,7 @@ def _run() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115  # nobody is there to be asked
+        sys.stdin = open(os.devnull)  # noqa: SIM115  # there is nobody to ask
     missing = [name for name in ("click", "rich") if find_spec(name) is None]
     if missing:
         words = " and ".join(missing)
@@ -57,7 +57,7 @@ def _run() -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an error is Ctrl-C; of one that meets an import, a library in C makes its own.
+    """Whether an error is Ctrl-C; a C library that is being imported makes an ImportError of it.
 
     Example:
         >>> is_interrupt(KeyboardInterrupt()), is_interrupt(ImportError("no such module"))
@@ -68,7 +68,10 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def end_interrupted(lines: Iterable[str] = ()) -> NoReturn:
-    """End a command that Ctrl-C met, with a line on stderr and any others that are safe to print.
+    """End a command on Ctrl-C, with a line on stderr.
+
+    Args:
+        lines: more lines, without control characters.
 
     Raises:
         SystemExit: always.

@@ -14,11 +14,12 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
-from xckpt.cli import UNANSWERED, end_interrupted, is_interrupt
+from xckpt.cli import end_interrupted, is_interrupt
+from xckpt.cli.arguments import as_json, path_argument
 from xckpt.cli.choose import no_such_leaf
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.compare import diff_command
@@ -30,14 +31,12 @@ from xckpt.cli.map import map_commands
 from xckpt.cli.output import (
     Failure,
     Fault,
-    as_json,
     notices_on_stderr,
     print_json,
     progress_bar,
     say,
 )
 from xckpt.cli.places import copy_command, delete_command, gc_command
-from xckpt.cli.shell.complete import files
 from xckpt.cli.shell.manual import completion_command, manual_command
 from xckpt.cli.view import view_command
 from xckpt.core.text.printable import printable
@@ -51,13 +50,13 @@ from xckpt.errors import (
 )
 
 if TYPE_CHECKING:
-    from xckpt.cli.report import LeafReport
+    from xckpt.cli.report import CheckpointReport, LeafReport
     from xckpt.core.geometry.box import Box
     from xckpt.core.manifest.entries import Manifest, TensorEntry
     from xckpt.storage.checkpoint import Checkpoint
 
 PIPE_CLOSED = 141
-"""As of a program that SIGPIPE ends: 1 would say that there are faults."""
+"""Exit code of a program that SIGPIPE ends; 1 would say that there are faults."""
 
 
 def in_options(message: str, command: click.Command | None) -> str:
@@ -84,17 +83,15 @@ class Commands(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Look at the arguments, and answer --help and --version, which run no command."""
+        """Parse the arguments; --help and --version are answered here, and run no command."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except KeyboardInterrupt:
             end_interrupted()
         except OSError as error:  # of help, which no command prints, or of stderr
-            _drop_what_is_left()
-            if isinstance(error, BrokenPipeError):
-                sys.exit(PIPE_CLOSED)
-            Failure(f"the answer cannot be written: {error.strerror or error}").show()
-            sys.exit(UNANSWERED)
+            failure = _unwritten(error)
+            failure.show()
+            sys.exit(failure.exit_code)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that the context names."""
@@ -113,23 +110,25 @@ class Commands(click.Group):
                 raise
             raise Failure(str(error)) from error
         except OSError as error:
-            _drop_what_is_left()
-            if isinstance(error, BrokenPipeError):
-                ctx.exit(PIPE_CLOSED)
-            what = "the answer cannot be written" if error.filename is None else error.filename
-            raise Failure(f"{what}: {error.strerror or error}") from error
+            raise _unwritten(error) from error
         except (KeyboardInterrupt, click.Abort, ImportError) as error:
             if not isinstance(error, click.Abort) and not is_interrupt(error):
                 raise
             end_interrupted(map(printable, getattr(error, "__notes__", ())))
 
 
-def _drop_what_is_left() -> None:
-    """What is left in stdout's buffer goes nowhere, and says nothing at the interpreter's end."""
+def _unwritten(error: OSError) -> Failure:
+    """The failure of a command that could not write its answer, or not use the file that is named.
+
+    Raises:
+        SystemExit: the reader of the answer is gone.
+    """
+    # At the interpreter's end stdout's buffer is written once more, which must not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-path_argument: Final = click.argument("path", shell_complete=files)
+    if isinstance(error, BrokenPipeError):
+        sys.exit(PIPE_CLOSED)
+    what = "the answer cannot be written" if error.filename is None else error.filename
+    return Failure(f"{what}: {error.strerror or error}")
 
 
 @click.group("xckpt", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -181,19 +180,23 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
         one, box = _with_reading(one, slice_)
     if as_json:
         print_json(one or report)
-        return
-    if one is None and not sys.stdout.isatty():
-        from xckpt.cli.render.tree import checkpoint_lines
-
-        with collector_at_rest():
-            click.echo("\n".join(checkpoint_lines(report)))
-        return
-    from xckpt.cli.render.tables import checkpoint_table, console
-
-    if one is None:
-        console().print(checkpoint_table(report))
-    else:
+    elif one is not None:
         _print_leaf(checkpoint, one, box)
+    else:
+        _print_tree(report)
+
+
+def _print_tree(report: CheckpointReport) -> None:
+    """Print a line for each container and leaf: a table on a terminal, else plain columns."""
+    if sys.stdout.isatty():
+        from xckpt.cli.render.tables import checkpoint_table, console
+
+        console().print(checkpoint_table(report))
+        return
+    from xckpt.cli.render.tree import checkpoint_lines
+
+    with collector_at_rest():
+        click.echo("\n".join(checkpoint_lines(report)))
 
 
 def _print_leaf(checkpoint: Checkpoint, leaf: LeafReport, box: Box | None) -> None:
@@ -253,7 +256,7 @@ def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box
 def verify(path: str, as_json: bool) -> None:
     """Read every chunk and check it against its digest.
 
-    A checkpoint of another library is read whole, which shows what its own checksums show.
+    A checkpoint of another library is read whole; what that proves depends on its own checksums.
 
     Exit code 0: all is as it was saved. 1: something is damaged, and is named. 2: the checkpoint
     could not be checked, or parts of it cannot be read, and nothing else is damaged.

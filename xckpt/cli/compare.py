@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from xckpt.cli.output import as_json, print_json, progress_bar, say
-from xckpt.cli.shell.complete import files
+from xckpt.cli.arguments import PATH, as_json
+from xckpt.cli.output import print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from xckpt.core.manifest.differences import Difference
@@ -19,8 +19,8 @@ MARKS: Final = {"missing": "-", "added": "+"}
 
 
 @click.command("diff")
-@click.argument("first", shell_complete=files)
-@click.argument("second", shell_complete=files)
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
 @click.option("--values", is_flag=True, help="Also compare elements, values and metadata.")
 @as_json
 @click.pass_context

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from xckpt.cli.arguments import PATH, as_json
 from xckpt.cli.map import FamilyOptions, family_options, mapping_argument
-from xckpt.cli.output import as_json, print_json, progress_bar, say
-from xckpt.cli.shell.complete import files
+from xckpt.cli.output import print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from xckpt.convert.run import Converted
@@ -26,8 +26,8 @@ WRITTEN = ("xckpt", "safetensors", "orbax", "dcp")
 
 
 @click.command("convert")
-@click.argument("source", shell_complete=files)
-@click.argument("destination", shell_complete=files)
+@click.argument("source", type=PATH)
+@click.argument("destination", type=PATH)
 @click.option("--mapping", "-m", metavar="MAPPING", help="A TOML file, or a family such as bert.")
 @family_options
 @click.option("--dtype", metavar="DTYPE", help="Type of all floating-point tensors, such as bf16.")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, TypeGuard
 
 import click
 
+from xckpt.cli.arguments import as_json, path_argument, patterns_argument
 from xckpt.cli.choose import chosen, no_such_leaf
-from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
-from xckpt.cli.shell.complete import files
+from xckpt.cli.output import Failure, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from xckpt.core.geometry.box import Box
@@ -31,7 +31,7 @@ NO_BOX = "--box takes a part of a tensor, and this leaf is a Python value"
 
 
 @click.command()
-@click.argument("path", shell_complete=files)
+@path_argument
 @leaf_argument
 @box_option
 @click.option("--raw/--text", default=None, help="Bytes or text, wherever it goes.")
@@ -58,7 +58,7 @@ def cat(path: str, leaf: str, slice_: str | None, raw: bool | None, as_json: boo
 
 
 @click.command()
-@click.argument("path", shell_complete=files)
+@path_argument
 @leaf_argument
 @click.option("-n", "rows", metavar="ROWS", type=click.IntRange(0), default=5, help="By default 5.")
 @as_json
@@ -74,8 +74,8 @@ def head(path: str, leaf: str, rows: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("path", shell_complete=files)
-@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@path_argument
+@patterns_argument
 @as_json
 def stats(path: str, patterns: tuple[str, ...], as_json: bool) -> None:
     """Show least, largest, mean, NaN and infinities of tensors.

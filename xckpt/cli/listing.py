@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 
 import click
 
+from xckpt.cli.arguments import as_json, path_argument, patterns_argument
 from xckpt.cli.choose import chosen
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.columns import columns
-from xckpt.cli.output import as_json, print_json
-from xckpt.cli.shell.complete import files
+from xckpt.cli.output import print_json
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
 from xckpt.core.text.printable import printable
@@ -51,8 +51,8 @@ ORDERS: Final[dict[str, Callable[[Row], tuple[object, ...]]]] = {
 
 
 @click.command()
-@click.argument("path", shell_complete=files)
-@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@path_argument
+@patterns_argument
 @click.option("--sort", type=click.Choice(list(ORDERS)), help="By default in the saved order.")
 @click.option("--reverse", is_flag=True, help="The other way round.")
 @as_json

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
+from xckpt.cli.arguments import PATH, as_json
 from xckpt.cli.collector import collector_at_rest
-from xckpt.cli.output import Fault, as_json, print_json, progress_bar, say
-from xckpt.cli.shell.complete import files
+from xckpt.cli.output import Fault, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
@@ -41,7 +41,7 @@ def family_options(command: Command) -> Command:
     config = click.option(
         "--config",
         metavar="FILE",
-        shell_complete=files,
+        type=PATH,
         help="The config.json that a family needs.",
     )
     choose = click.option(
@@ -131,11 +131,9 @@ def map_commands() -> None:
 
 
 @map_commands.command()
-@click.argument("source", shell_complete=files)
-@click.argument("target", shell_complete=files)
-@click.option(
-    "--output", "-o", metavar="FILE", shell_complete=files, help="Write the rules, as TOML."
-)
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
+@click.option("--output", "-o", metavar="FILE", type=PATH, help="Write the rules, as TOML.")
 @as_json
 def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
     """Propose the mapping from SOURCE to TARGET.
@@ -171,9 +169,9 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
 
 
 @map_commands.command()
-@click.argument("mapping", shell_complete=files)
-@click.argument("source", shell_complete=files)
-@click.argument("target", required=False, shell_complete=files)
+@click.argument("mapping", type=PATH)
+@click.argument("source", type=PATH)
+@click.argument("target", required=False, type=PATH)
 @family_options
 @as_json
 def check(
@@ -234,12 +232,10 @@ def _proof(mapping: str, rules: LeafMapping, resolved: ResolvedMapping) -> Itera
 
 
 @map_commands.command()
-@click.argument("mapping", shell_complete=files)
-@click.argument("source", required=False, shell_complete=files)
+@click.argument("mapping", type=PATH)
+@click.argument("source", required=False, type=PATH)
 @family_options
-@click.option(
-    "--output", "-o", metavar="FILE", shell_complete=files, help="Write the mapping, as TOML."
-)
+@click.option("--output", "-o", metavar="FILE", type=PATH, help="Write the mapping, as TOML.")
 @as_json
 def show(
     mapping: str,
@@ -297,7 +293,7 @@ def _write(mapping: LeafMapping, output: str) -> None:
 
 @contextmanager
 def _watched(doing: str, leaves: int) -> Iterator[Callable[[float], None] | None]:
-    """A bar for work on so many leaves; the collector of cycles rests meanwhile."""
+    """A bar for work on that many leaves, with the collector of cycles at rest."""
     from xckpt.convert.conversion import in_leaves
 
     with progress_bar(doing) as bar, collector_at_rest():
@@ -308,8 +304,5 @@ def _specs(path: str) -> dict[str, TensorSpec]:
     """The leaves of a checkpoint of any format."""
     from xckpt.formats.detect import open_source
 
-    source = open_source(path)
-    try:
+    with closing(open_source(path)) as source:
         return dict(source.specs)
-    finally:
-        source.close()

@@ -1,4 +1,4 @@
-"""What every command prints alike: failures, warnings and the log on stderr, JSON on stdout, a bar.
+"""Output that all commands share: failures, warnings and the log on stderr, JSON on stdout, a bar.
 
 Names come from a checkpoint and may hold anything: what goes to a terminal or into a pipe passes
 `xckpt.core.text.printable`.
@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, ClassVar, Final
+from typing import IO, TYPE_CHECKING, ClassVar
 
 import click
 
@@ -20,9 +20,6 @@ from xckpt.core.text.printable import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from xckpt.progress import Progress
-
-
-as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def say(line: str) -> None:
@@ -53,7 +50,7 @@ class LogOnStderr(logging.Handler):
 
 @contextmanager
 def notices_on_stderr() -> Iterator[None]:
-    """Print warnings and the log of xckpt on stderr meanwhile."""
+    """Print warnings and the log of xckpt on stderr while a command runs."""
     logger, handler = logging.getLogger("xckpt"), LogOnStderr()
     logger.addHandler(handler)
     try:
@@ -70,7 +67,7 @@ class Failure(click.ClickException):
     exit_code: ClassVar[int] = UNANSWERED
 
     def show(self, file: IO[str] | None = None) -> None:
-        """Print the message, without click's usage lines, or the exit code says it alone."""
+        """Print the message, without click's usage lines; else the exit code alone says it."""
         message = f"xckpt: {printable_lines(self.format_message())}"
         with suppress(OSError):
             click.echo(message, file=file, err=file is None)
@@ -86,7 +83,7 @@ class Fault(Failure):
 
 
 def print_json(document: object) -> None:
-    """Print a document of plain values or msgspec structs; a problem is its line."""
+    """Print a document of plain values or msgspec structs; a `Problem` is written as its line."""
     import msgspec
 
     try:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
-from xckpt.cli.shell.complete import files
+from xckpt.cli.arguments import PATH, as_json, path_argument
+from xckpt.cli.output import Failure, print_json, progress_bar, say
 from xckpt.core.text.printable import printable
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -17,8 +17,8 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @click.command("cp")
-@click.argument("source", shell_complete=files)
-@click.argument("target", shell_complete=files)
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
 @click.option("--overwrite", is_flag=True, help="Replace the checkpoint at TARGET.")
 @as_json
 def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> None:
@@ -42,7 +42,7 @@ def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> No
 
 
 @click.command("rm")
-@click.argument("path", shell_complete=files)
+@path_argument
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @as_json
 def delete_command(path: str, yes: bool, as_json: bool) -> None:
@@ -110,7 +110,7 @@ class Duration(_FloatType):
 
 
 @click.command("gc")
-@click.argument("path", shell_complete=files)
+@path_argument
 @click.option("--dry-run", is_flag=True, help="List what was left, and remove nothing.")
 @click.option(
     "--older-than",
@@ -123,9 +123,9 @@ def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool
     """Remove what killed saves have left below PATH.
 
     PATH is a folder of checkpoints, or a bucket. Lists everything that was found, with its size.
-    What a save that is alive has written stays. So does what may belong to a save on another host,
-    or in a bucket, unless --older-than says otherwise: choose a time longer than any save takes. A
-    save that is alive after all fails, and has to be made again.
+    The files of running saves stay. So does what may belong to a save on another host, or in a
+    bucket, unless --older-than says otherwise: choose a time longer than any save takes. A save
+    that is still running then fails, and has to be made again.
     """
     import xckpt
     from xckpt.core.text.shown import readable_bytes

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
-from xckpt.cli.shell.complete import files
+from xckpt.cli.arguments import PATH, as_json, path_argument
+from xckpt.cli.output import Failure, print_json, progress_bar, say
 from xckpt.errors import XckptError
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ MAX_PLAN = 1 << 20
 
 
 @click.command("view")
-@click.argument("path", shell_complete=files)
+@path_argument
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
-    shell_complete=files,
+    type=PATH,
     help="Write one HTML file instead of serving.",
 )
 @click.option("--leaf", metavar="NAME", help="With --output FILE.svg or FILE.png: draw this leaf.")
@@ -35,7 +35,7 @@ MAX_PLAN = 1 << 20
 @click.option(
     "--diff",
     metavar="OTHER",
-    shell_complete=files,
+    type=PATH,
     help="Compare with another checkpoint, contents too.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="By default any free one.")

@@ -10,28 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from xckpt.cli.arguments import PATH, as_json
 from xckpt.cli.columns import columns
-from xckpt.cli.output import Fault, as_json, print_json, say
-from xckpt.cli.shell.complete import files
+from xckpt.cli.output import Fault, print_json, say
 
 if TYPE_CHECKING:
     from xckpt.cli.doctor.findings import Diagnosis, Machine, Remark
     from xckpt.storage.abilities.bucket import BucketAbilities
     from xckpt.storage.abilities.local import LocalAbilities
 
-PACKAGES: Final = (
-    *(
-        "xckpt",
-        "numpy",
-        "tensorstore",
-        "ml_dtypes",
-        "msgspec",
-        "xxhash",
-        "google_crc32c",
-        "tomli_w",
-    ),
-    *("torch", "torch_xla", "jax", "jaxlib", "flax", "zarr", "click", "rich"),
-)
+REQUIRED: Final = "numpy tensorstore ml_dtypes msgspec xxhash google_crc32c tomli_w"
+OPTIONAL: Final = "click rich matplotlib obstore torch torch_xla jax jaxlib flax zarr"
+PACKAGES: Final = ("xckpt", *REQUIRED.split(), *OPTIONAL.split())
 VARIABLES: Final = (
     *("XCKPT_RETRIES", "XCKPT_TIMEOUT", "XCKPT_REQUEST_TIMEOUT", "XCKPT_CONCURRENCY"),
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -41,7 +31,7 @@ VARIABLES: Final = (
 
 
 @click.command("doctor")
-@click.argument("path", default=".", required=False, shell_complete=files)
+@click.argument("path", default=".", required=False, type=PATH)
 @as_json
 def doctor_command(path: str, as_json: bool) -> None:
     """Show versions, and what the storage at PATH can do.

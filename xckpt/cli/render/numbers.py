@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xckpt.cli.output import Failure
 
 if TYPE_CHECKING:
     from xckpt.core.geometry.box import Box
     from xckpt.storage.stored_array import StoredArray
+
+Nested: TypeAlias = "float | list[Nested]"
 
 MOST: Final = 1_000_000
 """Elements that are printed as JSON."""
@@ -31,7 +34,7 @@ def elements_document(stored: StoredArray, box: Box) -> dict[str, Any]:
     return about | {"offset": box.offsets, "values": values}
 
 
-def listed(array: np.ndarray[Any, Any]) -> object:
+def listed(array: NDArray[np.generic]) -> object:
     """Elements as nested lists: a complex one as [real, imaginary], what is not a number as a text.
 
     Example:
@@ -51,7 +54,7 @@ def listed(array: np.ndarray[Any, Any]) -> object:
         return _spelled(array.astype(np.float64).tolist())
 
 
-def _spelled(value: Any) -> object:  # noqa: ANN401  # lists of lists of floats
+def _spelled(value: Nested) -> object:
     if isinstance(value, list):
         return [_spelled(each) for each in value]
     return value if isfinite(value) else str(value)

@@ -6,10 +6,38 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import click
 
-__all__ = ["CommandText", "Parameter", "described", "environment", "exit_codes"]
+__all__ = ["ENVIRONMENT", "EXIT_CODES", "CommandText", "Parameter", "described"]
+
+
+EXIT_CODES: Final = (
+    ("0", "All is well."),
+    ("1", "`verify`, `map check` or `doctor` found faults, `diff` differences."),
+    (
+        "2",
+        "The question could not be answered: no checkpoint there, no such leaf, wrong usage, "
+        "or something cannot be read.",
+    ),
+    ("130", "Interrupted."),
+    ("141", "The reader of its output has closed the pipe."),
+)
+"""(exit code, when a command ends with it)."""
+
+ENVIRONMENT: Final = (
+    ("NO_COLOR", "If it is set and not empty, nothing is coloured."),
+    ("XCKPT_RETRIES", "How often a request to a bucket is repeated after a failure; 16."),
+    ("XCKPT_TIMEOUT", "Seconds that a command may wait for the storage; no limit."),
+    ("XCKPT_REQUEST_TIMEOUT", "Seconds without an answer after which a bucket is dead; 60."),
+    ("XCKPT_CONCURRENCY", "Requests to a storage at a time; 128 for a bucket."),
+    ("AWS_ENDPOINT_URL", "The server of s3:// URLs, if it is not Amazon's."),
+    ("AWS_REGION", "The region of s3:// URLs."),
+    ("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY", "Credentials of s3:// URLs."),
+    ("GOOGLE_APPLICATION_CREDENTIALS", "The file with the credentials of gs:// URLs."),
+)
+"""(variable, what it changes, and its default)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,33 +85,3 @@ def described(
     if isinstance(command, click.Group):
         for inner in sorted(command.commands):
             yield from described(command.commands[inner], f"{name} {inner}", context)
-
-
-def exit_codes() -> tuple[tuple[str, str], ...]:
-    """Exit code -> when a command ends with it."""
-    return (
-        ("0", "All is well."),
-        ("1", "`verify`, `map check` or `doctor` found faults, `diff` differences."),
-        (
-            "2",
-            "The question could not be answered: no checkpoint there, no such leaf, wrong usage, "
-            "or something cannot be read.",
-        ),
-        ("130", "Interrupted."),
-        ("141", "The reader of its output has closed the pipe."),
-    )
-
-
-def environment() -> tuple[tuple[str, str], ...]:
-    """Variable -> what it changes."""
-    return (
-        ("NO_COLOR", "If it is set and not empty, nothing is coloured."),
-        ("XCKPT_RETRIES", "How often a bucket is asked again after a failure; 16."),
-        ("XCKPT_TIMEOUT", "Seconds that a call may wait for the storage; no limit."),
-        ("XCKPT_REQUEST_TIMEOUT", "Seconds without an answer after which a bucket is dead; 60."),
-        ("XCKPT_CONCURRENCY", "Requests that are under way at a time; 128 for a bucket."),
-        ("AWS_ENDPOINT_URL", "The server of s3:// URLs, if it is not Amazon's."),
-        ("AWS_REGION", "The region of s3:// URLs."),
-        ("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY", "Credentials of s3:// URLs."),
-        ("GOOGLE_APPLICATION_CREDENTIALS", "The file with the credentials of gs:// URLs."),
-    )

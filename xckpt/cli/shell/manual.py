@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 from click.shell_completion import get_completion_class
 
-from xckpt.cli.shell.described import described, environment, exit_codes
+from xckpt.cli.shell.described import ENVIRONMENT, EXIT_CODES, described
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -60,7 +60,7 @@ def manual(root: click.Command) -> Iterator[str]:
         yield from _paragraphs(each.paragraphs)
         for option in each.options:
             yield from (".TP", f"\\fB{_roff(option.words)}\\fR", _roff(option.help))
-    for title, rows in (("EXIT STATUS", exit_codes()), ("ENVIRONMENT", environment())):
+    for title, rows in (("EXIT STATUS", EXIT_CODES), ("ENVIRONMENT", ENVIRONMENT)):
         yield f".SH {title}"
         for name, text in rows:
             yield from (".TP", f"\\fB{_roff(name)}\\fR", _roff(text))
