@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from safetensors.numpy import save_file
 import xckpt
 from xckpt.cli.commands import commands
 from xckpt.convert import Mapping, Rule
+from xckpt.mapping import resolve
+from xckpt.mapping.match import Matches, match_rules
 from xckpt.mapping.operations import Cast, Drop, Transpose, Untie
 
 
@@ -51,6 +54,21 @@ def test_a_mapping_that_fits_is_proven(files: tuple[Path, Path, Path]) -> None:
     assert "  asserted while reading: tied tensors must be equal (emb + head -> table)" in lines
     assert any(line.startswith("  lossy: cast ['float32', 'float16']: ") for line in lines)
     assert run("check", *files[:2]).exit_code == 0
+
+
+def test_the_rules_are_run_once(
+    files: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there is no target: what the rules make was found by running them beforehand."""
+    runs: list[int] = []
+
+    def counted(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
+        runs.append(len(rules))
+        return match_rules(rules, names)
+
+    monkeypatch.setattr(resolve, "match_rules", counted)
+    assert run("check", *files[:2]).exit_code == 0 and len(runs) == 1
+    assert run("check", *files).exit_code == 0 and len(runs) == 2
 
 
 def test_the_way_back_is_proven_too(files: tuple[Path, Path, Path]) -> None:

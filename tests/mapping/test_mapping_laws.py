@@ -49,6 +49,15 @@ def test_both_directions_are_proven_on_shapes(case: Case) -> None:
 
 
 @given(cases())
+def test_without_a_target_the_proof_is_of_what_the_mapping_makes(case: Case) -> None:
+    made = case.mapping.resolve(case.source_specs, case.target_specs).targets
+    assert case.mapping.check(case.source_specs).targets == made
+    more = case.source_specs | {"left over": next(iter(case.source_specs.values()))}
+    with pytest.raises(MappingError, match="source 'left over': no rule uses"):
+        case.mapping.check(more)
+
+
+@given(cases())
 def test_a_mapping_that_is_turned_round_is_recognised(case: Case) -> None:
     with pytest.raises(MappingError, match=r"is the inverse meant \(inverse\(\) or --inverse\)"):
         case.mapping.check(case.target_specs, case.source_specs)

@@ -200,8 +200,7 @@ def check(
     read, wanted = _specs(source), None if target is None else _specs(target)
     with _watched("checking", len(read)) as watched:
         try:
-            made = rules.resolve(read).targets if wanted is None else wanted
-            resolved = rules.check(read, made, progress=watched)
+            resolved = rules.check(read, wanted, progress=watched)
         except MappingError as error:
             problems = error.problems or (str(error),)
     if as_json:

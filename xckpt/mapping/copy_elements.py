@@ -98,7 +98,6 @@ def _taken(step: Arithmetic, values: NDArray[Any], piece: StridedCopy) -> NDArra
     Raises:
         MappingError: numbers overflow or wrap around; names leaf, count and first index.
     """
-
     after = step(values)
     spoiled = Spoiled.of(values, after)
     if spoiled is not None:

@@ -1,6 +1,6 @@
 """A mapping between two models' leaves: rules, resolved on shapes alone.
 
-1. `xckpt.mapping.match` shares the source's leaves out among the rules; every instance of a rule
+1. `xckpt.mapping.match` divides the source's leaves among the rules; every instance of a rule
    gets its own.
 2. `xckpt.mapping.resolve` runs the instance's operations on traced tensors, so each target leaf
    ends as strided copies out of source leaves. A following mapping continues with those tensors.
@@ -149,8 +149,8 @@ class LeafMapping:
 
         Args:
             source: `TensorSpec` by mapping name, or a tree of anything with shape and dtype.
-            wanted: the target, likewise. It decides only which optional names and which constants
-                are made; without it, constants are made and optional names are not.
+            wanted: the same, of the target. It decides only which optional names and which
+                constants are made; without it, constants are made and optional names are not.
             progress: called now and then with the part of the work that is done, from 0 to 1.
 
         Raises:
@@ -165,24 +165,29 @@ class LeafMapping:
         return resolution.resolved
 
     def check(
-        self, source: object, target: object, *, progress: Callable[[float], None] | None = None
+        self,
+        source: object,
+        target: object = None,
+        *,
+        progress: Callable[[float], None] | None = None,
     ) -> ResolvedMapping:
         """Prove on shapes alone that the source makes up the target: nothing left, nothing twice.
 
         Args:
             source: `TensorSpec` by mapping name, or a tree of anything with shape and dtype.
-            target: likewise.
+            target: the same, of the target; None for the leaves that the mapping makes.
             progress: called now and then with the part of the work that is done, from 0 to 1.
 
         Raises:
             MappingError: what `resolve` raises, every source leaf that is not used, every target
                 leaf that is not made, every other shape or dtype, listed together.
         """
-        wanted = specs_of(target)
+        wanted = None if target is None else specs_of(target)
         resolution = self._resolution(specs_of(source), wanted, part_of(progress, 0.0, RESOLVED))
         resolved = resolution.resolved
+        made = resolved.targets if wanted is None else wanted
         proving = part_of(progress, RESOLVED, 1.0)
-        faults = problems_with(resolved, wanted, resolution.failed, progress=proving)
+        faults = problems_with(resolved, made, resolution.failed, progress=proving)
         problems = [*resolution.problems, *faults]
         if problems:
             raise MappingError.listing("the mapping does not fit", problems)
@@ -273,11 +278,10 @@ def _checked(rules: object) -> tuple[Rule, ...]:
     Raises:
         TypeError: they are not a list of rules.
     """
-    given = [*cast("Iterable[object]", rules)] if isinstance(rules, Iterable) else [rules, None]
-    checked = tuple(each for each in given if isinstance(each, Rule))
-    if len(checked) < len(given):
+    given = tuple(cast("Iterable[object]", rules)) if isinstance(rules, Iterable) else None
+    if given is None or not all(isinstance(each, Rule) for each in given):
         raise TypeError("a mapping is made of a list of rules: Mapping([Rule(source, target)])")
-    return checked
+    return cast("tuple[Rule, ...]", given)
 
 
 def part_of(

@@ -1,4 +1,4 @@
-"""Sharing the source's leaves out among the rules: each leaf is taken once, or it is a problem.
+"""Dividing the source's leaves among the rules: each leaf is taken once, or it is a problem.
 
 Names are looked up by skeleton (runs of digits made equal) and by literal digits, so ten thousand
 leaves and a thousand rules are ten thousand look-ups; only patterns with a text are tried against
@@ -50,8 +50,8 @@ class Matches:
         self.problems.append(f"rule {rule}: {problem}")
         self.failed.append(rule)
 
-    def share(self, name: str, takers: Sequence[Rule]) -> None:
-        """Note the rules that take a leaf, if there is not exactly one."""
+    def note_takers(self, name: str, takers: Sequence[Rule]) -> None:
+        """Note a leaf that no rule takes, or that several do."""
         if not takers:
             self.unused.append(name)
         elif len(takers) > 1:
@@ -61,7 +61,14 @@ class Matches:
 
 
 def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
-    """Share the leaves out among the rules."""
+    """Divide the leaves among the rules.
+
+    Example:
+        >>> rule = Rule("h.{layer}.w", "h/{layer}/kernel")
+        >>> matches = match_rules([rule], ["h.0.w", "h.1.w", "step"])
+        >>> [dict(instance.values) for instance in matches.instances], matches.unused
+        ([{'layer': 0}, {'layer': 1}], ['step'])
+    """
     matches = Matches()
     # rule -> source pattern -> values of that rule's source indices -> leaf
     taken: list[list[dict[Key, str]]] = [[{} for _ in rule.source] for rule in rules]
@@ -81,7 +88,7 @@ def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
                 key = tuple(values[index] for index in indices[number])
                 taken[number][place][key] = name
             takers.append(rule)
-        matches.share(name, takers)
+        matches.note_takers(name, takers)
     for rule, leaves in zip(rules, taken, strict=True):
         _instantiate(rule, leaves, matches)
     return matches
@@ -152,8 +159,7 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
 
 def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Iterator[RuleInstance]:
     """An instance for each value of the indices that are not stacked."""
-    names = rule.source_indices
-    kept = set(rule.target_indices) if rule.target else set(names)
+    names, kept = rule.source_indices, rule.shared_indices
     stacked = tuple(name for name in names if name not in kept)
     places = [names.index(name) for name in stacked]
     groups: dict[Key, list[Key]] = {}
@@ -176,8 +182,7 @@ def _wanted(rule: Rule, keys: list[Key]) -> tuple[list[Key], list[str]]:
     Stated ranges must be full. An index that is stacked counts from 0 without a gap, in step with
     every value of the others.
     """
-    names = rule.source_indices
-    kept = set(rule.target_indices) if rule.target else set(names)
+    names, kept = rule.source_indices, rule.shared_indices
     bound = [i for i, name in enumerate(names) if name in rule.indices or name not in kept]
     choices: list[Sequence[Value]] = []
     problems: list[str] = []

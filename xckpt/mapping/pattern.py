@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
+from typing import NamedTuple
 
 from xckpt.errors import MappingError
 from xckpt.mapping.spans import Piece, spans
@@ -107,8 +108,14 @@ class Affine:
         return "+".join([*terms, *([str(self.constant)] if self.constant else [])])
 
 
-Part = str | Affine | tuple[str]
-"""A literal, a number or (in a tuple) the name of a text."""
+class Text(NamedTuple):
+    """Any text of at least one character."""
+
+    name: str
+
+
+Part = str | Affine | Text
+"""A literal, a number or a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ class Pattern:
         """
         parts = _parts(text)
         indices = dict.fromkeys(name for part in parts for name in _names(part))
-        texts = [part[0] for part in parts if isinstance(part, tuple)]
+        texts = [part.name for part in parts if isinstance(part, Text)]
         numbers = {name for part in parts if isinstance(part, Affine) for name, _ in part.factors}
         for name in texts:
             if name in numbers:
@@ -157,7 +164,7 @@ class Pattern:
     @property
     def texts(self) -> tuple[str, ...]:
         """Names of the texts."""
-        return tuple(part[0] for part in self.parts if isinstance(part, tuple))
+        return tuple(part.name for part in self.parts if isinstance(part, Text))
 
     @property
     def skeleton(self) -> tuple[str, tuple[str | None, ...]] | None:
@@ -172,12 +179,7 @@ class Pattern:
 
     def name(self, values: Mapping[str, Value]) -> str:
         """The name for these values of the indices."""
-        return "".join(
-            part
-            if isinstance(part, str)
-            else str(part.at(values) if isinstance(part, Affine) else values[part[0]])
-            for part in self.parts
-        )
+        return "".join(_spelled(part, values) for part in self.parts)
 
     def fits(self, name: str) -> bool:
         """Whether a name looks like the pattern, whatever its indices."""
@@ -200,7 +202,7 @@ class Pattern:
         for part, text in zip(placeholders, found, strict=True):
             if isinstance(part, Affine):
                 equations.append((part, int(text)))
-            elif values.setdefault(part[0], text) != text:
+            elif values.setdefault(part.name, text) != text:
                 return None
         solutions = list(islice(_solutions(equations, ranges), 2))
         if len(solutions) > 1:
@@ -222,7 +224,7 @@ def _parts(text: str) -> tuple[Part, ...]:
         elif token[1] is None:
             raise MappingError(f"{text!r}: a brace does not close; {{{{ is a literal one")
         elif name := _TEXT.fullmatch(token[1].strip()):
-            parts.append((name[1],))
+            parts.append(Text(name[1]))
         else:
             parts.append(Affine.parse(token[1]))
     return tuple(part for part in (*parts, text[end:]) if part != "")
@@ -232,7 +234,14 @@ def _names(part: Part) -> Iterable[str]:
     """The names of the indices or of the text in a part."""
     if isinstance(part, Affine):
         return [name for name, _ in part.factors]
-    return part if isinstance(part, tuple) else ()
+    return [part.name] if isinstance(part, Text) else ()
+
+
+def _spelled(part: Part, values: Mapping[str, Value]) -> str:
+    """A part of a name, for these values of the indices."""
+    if isinstance(part, str):
+        return part
+    return str(part.at(values) if isinstance(part, Affine) else values[part.name])
 
 
 def _meet(before: Part, after: Part) -> bool:
@@ -294,5 +303,10 @@ def skeleton(name: str) -> tuple[str, list[str]]:
 
 
 def literal(text: str) -> str:
-    """A pattern that is just this text."""
+    """A pattern that is just this text.
+
+    Example:
+        >>> literal("a{0}")
+        'a{{0}}'
+    """
     return text.replace("{", "{{").replace("}", "}}")

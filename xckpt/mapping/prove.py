@@ -40,7 +40,6 @@ IndexSet = tuple[int, tuple[tuple[int, int], ...]]
 Run = tuple[int, int]
 """First index and length."""
 
-
 PARTS_DONE = (0.0, 0.05, 0.1, 0.4, 1.0)
 """Which part of the time of a proof has usually passed after each of its parts."""
 
@@ -84,8 +83,8 @@ def _whole(spec: TensorSpec) -> str:
 
 
 def _other_names(resolved: ResolvedMapping) -> Iterator[str]:
-    """A line if no rule takes a leaf of the source, but one would make it, or take it without a
-    prefix. Prefixes are looked for in the first names.
+    """A hint where no rule takes any leaf: the inverse is meant, or names have a prefix that the
+    rules lack. Only the first names are looked at for a prefix.
     """
     if resolved.targets or resolved.dropped:
         return

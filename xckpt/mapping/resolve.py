@@ -1,6 +1,6 @@
 """Running a mapping's rules on shapes: the target leaves that they make, and from which sources.
 
-1. `match_rules` shares the source leaves out among the rules.
+1. `match_rules` divides the source leaves among the rules.
 2. Each instance of a rule runs its operations on traced tensors.
 3. Problems are collected with the rules that caused them, so that the proof does not report the
    leaves of a failed rule a second time.
@@ -28,10 +28,10 @@ SHOWN_LEAVES = 4
 """Leaves of one instance that a message names."""
 
 MATCHED = 0.6
-"""The part of the time of a step that usually goes into sharing out the leaves."""
+"""The part of a step's time that usually goes into dividing the leaves among the rules."""
 
 REPORTED = 1000
-"""After so many instances progress is reported."""
+"""Instances between two reports of progress."""
 
 MANY_COPIES = 8
 """From this many copies on, their boxes are compared at once, as columns."""
@@ -42,6 +42,17 @@ class ResolvedMapping:
     """A mapping on known shapes: every target leaf as copies out of source leaves.
 
     Reading, writing and the proof work from it.
+
+    Example:
+        >>> from xckpt.mapping.mapping import LeafMapping
+        >>> from xckpt.mapping.operations import Transpose
+        >>> mapping = LeafMapping([Rule("fc.weight", "fc/kernel", [Transpose((1, 0))])])
+        >>> resolved = mapping.resolve({"fc.weight": TensorSpec((8, 4), "float32")})
+        >>> {name: str(spec) for name, spec in resolved.targets.items()}
+        {'fc/kernel': 'float32[4, 8]'}
+        >>> [row] = resolved.copies_into("fc/kernel", Box((0, 0), (1, 8)))
+        >>> row.source, row.source_box
+        ('fc.weight', Box(offsets=(0, 0), sizes=(8, 1)))
     """
 
     sources: Mapping[str, TensorSpec]

@@ -101,6 +101,13 @@ class Rule:
         return self.target_patterns[0].indices if self.target else ()
 
     @property
+    def shared_indices(self) -> frozenset[str]:
+        """Indices and texts of the source that are not stacked: the rule has an instance for each
+        of their values. They are the target's too; all, if the rule makes nothing.
+        """
+        return frozenset(self.target_indices if self.target else self.source_indices)
+
+    @property
     def exactness(self) -> Exactness:
         """The type of the least exact of its operations; a rename is a bijection."""
         return least_exact(self.operations)

@@ -43,7 +43,6 @@ from xckpt.core.targets.casting import castable
 Ints = tuple[int, ...]
 Strides = tuple[Ints, ...]
 
-
 StepKind = Literal["cast", "scale", "divide", "add"]
 
 _INVERSES: dict[StepKind, StepKind] = {"scale": "divide", "divide": "scale"}

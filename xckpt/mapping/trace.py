@@ -49,7 +49,17 @@ class Lossy:
 
 @dataclass(slots=True)
 class Trace:
-    """The records of operations, besides the tensors that they make."""
+    """The records of operations, besides the tensors that they make.
+
+    Example:
+        >>> from xckpt.mapping.traced import constant, leaf
+        >>> pad = TensorSpec((4,), "float32")
+        >>> trace = Trace(rule="w -> v")
+        >>> trace.must_equal(leaf("w", pad), constant(pad, 0), "the pad must be 0")
+        >>> trace.loses("scale 3.0", "exact")
+        >>> [assertion.reason for assertion in trace.assertions], len(trace.lossy)
+        (['the pad must be 0 (w -> v)'], 1)
+    """
 
     rule: str = ""
     """The rule whose operations run, as it prints."""

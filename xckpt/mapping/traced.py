@@ -32,7 +32,13 @@ from xckpt.mapping.strided_copy import CONSTANT, Arithmetic, Ints, StridedCopy, 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A tensor whose elements are known by their origin."""
+    """A tensor whose elements are known by their origin.
+
+    Example:
+        >>> tensor = transposed(leaf("w", TensorSpec((2, 3), "int8")), (1, 0))
+        >>> tensor.shape, [copy.source for copy in tensor.copies]
+        ((3, 2), ['w'])
+    """
 
     shape: Ints
     dtype: str
@@ -46,7 +52,15 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One place of a bundle: a tensor for each value of its indices."""
+    """One place of a bundle: a tensor for each value of its indices.
+
+    Example:
+        >>> w = TensorSpec((2,), "int8")
+        >>> layers = Slot(("layer",), {(n,): leaf(f"w{n}", w) for n in range(2)})
+        >>> halves = layers.map(lambda each: part(each, 0, 0, 1))
+        >>> {key: tensor.shape for key, tensor in halves.tensors.items()}
+        {(0,): (1,), (1,): (1,)}
+    """
 
     indices: tuple[str, ...]
     """Indices that are still to be stacked; empty for a slot of one tensor."""

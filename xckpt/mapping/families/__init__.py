@@ -142,7 +142,7 @@ class _Filling:
         """A pattern with everything in its place."""
         return self.prefix + _PLACE.sub(self._one, pattern)
 
-    def any(self, node: Any) -> Any:  # noqa: ANN401  # any value of TOML
+    def value(self, node: Any) -> Any:  # noqa: ANN401  # any value of TOML
         """A value of an operation or an index; ``"<name>"`` alone keeps its type."""
         if isinstance(node, str):
             alone = _PLACE.fullmatch(node)
@@ -150,8 +150,8 @@ class _Filling:
                 return self.values[alone[1]]
             return _PLACE.sub(self._one, node)
         if is_table(node):
-            return {key: self.any(value) for key, value in node.items() if key != "when"}
-        return [self.any(value) for value in node] if is_list(node) else node
+            return {key: self.value(value) for key, value in node.items() if key != "when"}
+        return [self.value(value) for value in node] if is_list(node) else node
 
     def _one(self, place: re.Match[str]) -> str:
         if place[1] in self.words:
@@ -164,7 +164,7 @@ def _rules_of(group: Document, values: Document) -> Iterator[dict[str, Any]]:
     """A group's rules, as a mapping's file has them."""
     if not _holds(group.get("when", {}), values):
         return
-    prefixes = _Filling(values, {}).any(group.get("prefixes", [["", ""]]))
+    prefixes = _Filling(values, {}).value(group.get("prefixes", [["", ""]]))
     for (before_source, before_target), rule in product(prefixes, group.get("rule", [])):
         if not _holds(rule.get("when", {}), values):
             continue
@@ -182,9 +182,9 @@ def _filled(rule: Document, source: _Filling, target: _Filling) -> dict[str, Any
         if key in rule:
             names = rule[key]
             filled[key] = side.text(names) if isinstance(names, str) else [*map(side.text, names)]
-    filled["indices"] = source.any(rule.get("indices", {}))
+    filled["indices"] = source.value(rule.get("indices", {}))
     filled["operations"] = [
-        source.any(operation)
+        source.value(operation)
         for operation in rule.get("operations", [])
         if _holds(operation.get("when", {}), source.values)
     ]

@@ -100,7 +100,7 @@ class Alignment:
         return self.paired.isdisjoint(leaves) and self.doubted.isdisjoint(leaves)
 
     def report(self) -> None:
-        """Say how far it is."""
+        """Report the part of the leaves that are in a pair or in doubt."""
         if self.progress is not None:
             leaves = len(self.sources) + len(self.targets)
             self.progress(min(1.0, (len(self.paired) + len(self.doubted)) / max(1, leaves)))

@@ -34,8 +34,8 @@ Column = tuple[int, ...]
 Alike = dict[str, list[str]]
 """A name without digits -> the names that differ from it in these alone."""
 
-Stand = int | Affine
-"""A number's replacement in the pattern: the number itself, or an index."""
+Number = int | Affine
+"""A number in a pattern: itself, or an index."""
 
 
 def fold(
@@ -116,16 +116,16 @@ def _counted(names: Sequence[str]) -> str:
         return literal(names[0])
     columns = zip(*(_split(name)[1] for name in names), strict=True)
     counting = tuple(range(len(names)))
-    stands = [_index(STACKED) if column == counting else column[0] for column in columns]
-    if sum(isinstance(stand, Affine) for stand in stands) != 1:
+    numbers = [_index(STACKED) if column == counting else column[0] for column in columns]
+    if sum(isinstance(number, Affine) for number in numbers) != 1:
         raise ValueError(f"{names[0]} and others do not differ in just one number")
-    [text] = _texts([_split(names[0])[0]], stands)
+    [text] = _texts([_split(names[0])[0]], numbers)
     return text
 
 
-def _texts(templates: Iterable[Template], stands: Iterable[Stand]) -> list[str]:
+def _texts(templates: Iterable[Template], numbers: Iterable[Number]) -> list[str]:
     """The patterns of names, with something in the place of each of their numbers."""
-    braced = (f"{{{stand}}}" if isinstance(stand, Affine) else str(stand) for stand in stands)
+    braced = (f"{{{number}}}" if isinstance(number, Affine) else str(number) for number in numbers)
     return [
         literal(first) + "".join(next(braced) + literal(text) for text in others)
         for first, *others in templates
@@ -135,10 +135,10 @@ def _texts(templates: Iterable[Template], stands: Iterable[Stand]) -> list[str]:
 def _folded(group: Sequence[Finding], sources: Alike, targets: Alike) -> Rule | None:
     """One rule for a group; None if there is no such rule."""
     names = [_names(finding) for finding in group]
-    stands, values = _stands(names) if len(group) > 1 else ([], {})
+    numbers, values = _numbers(names) if len(group) > 1 else ([], {})
     if not values:
         return None
-    texts = _texts((_split(name)[0] for name in names[0]), stands)
+    texts = _texts((_split(name)[0] for name in names[0]), numbers)
     patterns = [Pattern.parse(text) for text in texts]
     if any(set(pattern.indices) != values.keys() for pattern in patterns):
         return None  # Each name must determine the others of its finding.
@@ -176,29 +176,29 @@ def _without_digits(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def _stands(names: Sequence[Sequence[str]]) -> tuple[list[Stand], dict[str, Column]]:
-    """The replacement of each number of the names, and each index's values. Without values if a
+def _numbers(names: Sequence[Sequence[str]]) -> tuple[list[Number], dict[str, Column]]:
+    """What each number of the names is in the pattern, and each index's values. Without values if a
     number follows from no index.
     """
     template, _ = _split(names[0][0])
     rows = [[number for name in each for number in _split(name)[1]] for each in names]
     values: dict[str, Column] = {}
-    stands: list[Stand] = []
+    numbers: list[Number] = []
     for place, column in enumerate(zip(*rows, strict=True)):
         if len(set(column)) == 1:
-            stands.append(column[0])
+            numbers.append(column[0])
         elif place < len(template) - 1:
             name = _index_name(template[place], values)
             values[name] = column
-            stands.append(_index(name))
-        elif stand := _in_terms_of(column, values, stands):
-            stands.append(stand)
+            numbers.append(_index(name))
+        elif number := _in_terms_of(column, values, numbers):
+            numbers.append(number)
         else:
             return [], {}
-    return stands, values
+    return numbers, values
 
 
-def _in_terms_of(column: Column, values: dict[str, Column], stands: list[Stand]) -> Affine | None:
+def _in_terms_of(column: Column, values: dict[str, Column], numbers: list[Number]) -> Affine | None:
     """A number in terms of an index; where that is simpler, the index becomes the number.
 
     It may if the index is used only in the first name.
@@ -207,12 +207,12 @@ def _in_terms_of(column: Column, values: dict[str, Column], stands: list[Stand])
         if own == column:
             return _index(name)
     for name, own in values.items():
-        if stand := _line(name, own, column):
-            return stand
-        uses = [place for place, each in enumerate(stands) if _has_index(each, name)]
-        if len(uses) == 1 and (stand := _line(name, column, own)):
+        if number := _line(name, own, column):
+            return number
+        uses = [place for place, each in enumerate(numbers) if _has_index(each, name)]
+        if len(uses) == 1 and (number := _line(name, column, own)):
             values[name] = column
-            stands[uses[0]] = stand
+            numbers[uses[0]] = number
             return _index(name)
     return None
 
@@ -221,8 +221,8 @@ def _index(name: str) -> Affine:
     return Affine(((name, 1),))
 
 
-def _has_index(stand: Stand, name: str) -> bool:
-    return isinstance(stand, Affine) and name in dict(stand.factors)
+def _has_index(number: Number, name: str) -> bool:
+    return isinstance(number, Affine) and name in dict(number.factors)
 
 
 def _line(name: str, values: Column, column: Column) -> Affine | None:

@@ -70,7 +70,17 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What `infer` found."""
+    """What `infer` found.
+
+    Example:
+        >>> import numpy as np
+        >>> weight, kernel = np.zeros((4, 2)), np.zeros((2, 4))
+        >>> found = infer({"fc.weight": weight, "extra": weight}, {"fc": {"kernel": kernel}})
+        >>> [(match.sources, match.targets, match.layout) for match in found.certain]
+        [(('fc.weight',), ('fc/kernel',), 'transposed')]
+        >>> found.unmatched.source, len(found.assumed), len(found.ambiguous)
+        ({'extra': ''}, 0, 0)
+    """
 
     mapping: LeafMapping
     """The rules for certain and for assumed matches; the latter say so in `Rule.assumes`."""

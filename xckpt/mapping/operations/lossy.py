@@ -80,7 +80,7 @@ class Scale(TensorOperation, frozen=True):
     """Divide by it instead."""
 
     def validate(self) -> None:
-        """The factor is a number that one can divide by."""
+        """The factor is finite and not 0: the inverse divides by it."""
         if not np.isfinite(self.by) or self.by == 0:
             raise ValueError(f"nothing comes back from a scale by {self.by}")
 
@@ -114,7 +114,7 @@ class Add(TensorOperation, frozen=True):
     """What is added."""
 
     def validate(self) -> None:
-        """The number is one."""
+        """The number is finite."""
         if not np.isfinite(self.number):
             raise ValueError(f"nothing comes back from adding {self.number}")
 

@@ -208,7 +208,7 @@ class Deinterleave(_Separate, _Turns, frozen=True):
 
 
 class _GroupedTurns(_Parts, frozen=True):
-    """Takes from every group some slices of each part in turn along an axis."""
+    """Groups along an axis, each with some slices of every part in turn."""
 
     sizes: tuple[int, ...]
     """How many slices of each part are in one group."""

@@ -178,7 +178,7 @@ class Constant(_Stated, frozen=True):
     opposite: ClassVar[str] = "drop"
 
     def arity(self) -> tuple[int, int]:
-        """None in, one out."""
+        """Nothing in, one out."""
         return 0, 1
 
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
@@ -208,11 +208,11 @@ class Drop(_Stated, frozen=True):
     opposite: ClassVar[str] = "constant"
 
     def arity(self) -> tuple[int, int]:
-        """One in, none out."""
+        """One in, nothing out."""
         return 1, 0
 
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
-        """Nothing."""
+        """No slots: what is dropped is checked, or noted as unchecked."""
         for tensor in bundle[0].tensors.values():
             if self.shape not in (None, tensor.shape) or self.dtype not in (None, tensor.dtype):
                 raise ValueError(f"it is {tensor.spec}")

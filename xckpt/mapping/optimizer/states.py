@@ -93,6 +93,9 @@ class Moments:
         return moments | set(self.steps)
 
 
+_Place = tuple[int, int]
+"""A parameter group's number, and a parameter's place in the group."""
+
 ParameterNames = Sequence[str] | Sequence[Sequence[str]]
 """Names of parameters in the order in which torch's optimizer numbers them: those of its one
 group, or a sequence of names for each of its groups."""
@@ -183,38 +186,39 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
 def _numbers(
     values: Mapping[str, object], parameters: ParameterNames | None
 ) -> dict[tuple[str, str], str]:
-    """What stands before an optimizer's names, and a number of its, as text -> the parameter.
+    """(optimizer, number as text) -> name of the parameter that the optimizer numbers so.
 
-    Before that is ``""`` where no optimizer says which numbers it has.
+    An optimizer is what stands before its leaf names; ``""`` if none says which numbers it has.
     """
-    listed: dict[str, dict[str, dict[tuple[int, int], object]]] = {}
+    numbers: defaultdict[str, dict[_Place, object]] = defaultdict(dict)
+    names: defaultdict[str, dict[_Place, object]] = defaultdict(dict)
     for name, value in values.items():
         if match := _LISTED.fullmatch(name):
-            of = listed.setdefault(match["root"], {"params": {}, "param_names": {}})
-            of[match["what"]][int(match[2]), int(match[4])] = value
+            listed = numbers if match["what"] == "params" else names
+            listed[match["root"]][int(match[2]), int(match[4])] = value
     if parameters is not None:
-        if len(listed) > 1:
+        roots = sorted({*numbers, *names})
+        if len(roots) > 1:
             raise MappingError(
-                f"the state has the optimizers {', '.join(sorted(listed))}, each with numbers of "
+                f"the state has the optimizers {', '.join(roots)}, each with numbers of "
                 "its own, and parameters= is about one; save what get_optimizer_state_dict gives"
             )
-        [of] = listed.values() or [dict[str, dict[tuple[int, int], object]](params={})]
-        of["param_names"] = _by_place(parameters, of["params"])
-        if not of["params"]:
-            named = enumerate(of["param_names"].values())
-            return {("", str(number)): str(name) for number, name in named}
+        [root] = roots or [""]
+        names[root] = _by_place(parameters, numbers[root])
+        if not numbers[root]:
+            return {
+                ("", str(number)): str(name) for number, name in enumerate(names[root].values())
+            }
     return {
-        (root, str(number)): str(of["param_names"][place])
-        for root, of in listed.items()
-        for place, number in of["params"].items()
-        if place in of["param_names"]
+        (root, str(number)): str(names[root][place])
+        for root, places in numbers.items()
+        for place, number in places.items()
+        if place in names[root]
     }
 
 
-def _by_place(
-    parameters: ParameterNames, listed: Mapping[tuple[int, int], object]
-) -> dict[tuple[int, int], object]:
-    """Group and place in it -> the parameter's name, for as many as the groups have.
+def _by_place(parameters: ParameterNames, listed: Mapping[_Place, object]) -> dict[_Place, object]:
+    """Place -> the parameter's name, for as many as the groups have.
 
     torch numbers parameters group by group, whatever their order in the model is.
     """
