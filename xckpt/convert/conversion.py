@@ -28,12 +28,12 @@ from xckpt.options import LoadOptions, SaveOptions, check_flags, checked_options
 from xckpt.progress import Progress
 
 MANY_LEAVES = 1000
-"""From so many leaves on, work on their names and shapes alone is reported."""
+"""Fewest leaves for which work on names and shapes alone reports its progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A source that is open, and the mapping resolved on it."""
+    """A source that is open, and the mapping resolved on it; see `Conversion.open`."""
 
     source: TensorSource
     resolved: ResolvedMapping
@@ -110,7 +110,7 @@ class Conversion:
         self, source: TensorSource, progress: Callable[[Progress], None] | None
     ) -> ResolvedMapping:
         if self.mapping is None:
-            resolved = identity(source.specs)
+            resolved = unchanged(source.specs)
             return resolved if self.dtype is None else cast_floats(resolved, self.dtype)
         wanted = None if self.wanted is None else dict(self.wanted)
         self.mapping.require_accepted()
@@ -131,9 +131,9 @@ class Conversion:
 def in_leaves(
     progress: Callable[[Progress], None] | None, leaves: int
 ) -> Callable[[float], None] | None:
-    """What is called with a part of some work on leaves, and reports how many leaves that is.
+    """A callback for work on leaves: it takes the part that is done, and reports a count of leaves.
 
-    Few leaves are not worth a report.
+    None for few leaves, which are not worth a report.
 
     Example:
         >>> report = in_leaves(print, 20_000)
@@ -160,8 +160,14 @@ def require_lossless(resolved: ResolvedMapping) -> None:
         )
 
 
-def identity(specs: Mapping[str, TensorSpec]) -> ResolvedMapping:
-    """The mapping that keeps every tensor under its own name."""
+def unchanged(specs: Mapping[str, TensorSpec]) -> ResolvedMapping:
+    """The mapping that keeps every tensor as it is, under its own name.
+
+    Example:
+        >>> resolved = unchanged({"w": TensorSpec((2, 3), "int8")})
+        >>> resolved.targets == resolved.sources
+        True
+    """
     copies = {
         name: tuple(replace(copy, target=name) for copy in leaf(name, spec).copies)
         for name, spec in specs.items()
@@ -200,7 +206,7 @@ def cast_floats(resolved: ResolvedMapping, dtype: str) -> ResolvedMapping:
 
 
 def cast_target(copy: StridedCopy, before: str, after: str) -> StridedCopy:
-    """A copy whose elements, of type ``before`` at their place, are cast to ``after`` at last."""
+    """A copy that casts its elements at the end, from ``before``, the type that it makes."""
     steps = (*copy.arithmetic, Arithmetic("cast", before, after))
     return replace(copy, arithmetic=steps)
 

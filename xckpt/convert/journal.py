@@ -52,7 +52,12 @@ def read_journal(path: Path) -> tuple[bytes | None, dict[int, bytes], int]:
 
 
 def noted_units(staged: Path, digest: bytes) -> dict[int, bytes]:
-    """Unit -> report, from all ranks' journals beside the staging folder of a conversion."""
+    """Unit -> report, from all ranks' journals beside the staging folder of a conversion.
+
+    Args:
+        staged: the staging folder.
+        digest: that of the conversion; the journals of other ones are ignored.
+    """
     reports: dict[int, bytes] = {}
     for path in journals(staged):
         known, done, _ = read_journal(path)

@@ -1,11 +1,11 @@
-"""What a load by a mapping looks up in the data before it fills anything.
+"""What a load by a mapping checks in the data before it fills anything.
 
 1. `check_share`: this rank's share of what the mapping asserts.
 2. `check_targets`: targets that share memory must be made of equal elements. `MadeParts` reads
    the checkpoint that the mapping describes, so that `xckpt.engine.shared_memory` compares its
    tensors as those of any other. Leaves that the same steps make of the same tensors are equal.
 
-The source is opened only where there is something to look up.
+The source is opened only if there is something to check.
 """
 
 from __future__ import annotations

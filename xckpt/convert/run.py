@@ -53,7 +53,7 @@ UNITS_IN_FLIGHT = 8
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The result of a conversion."""
+    """The result of a conversion; see `convert`."""
 
     tensors: int
     """Tensors of the target."""
@@ -181,7 +181,7 @@ def _raised_on_all_ranks(find: GroupFinder) -> Iterator[None]:
 
 @contextmanager
 def _noting_leftovers(dst: Path) -> Iterator[None]:
-    """Note on the error that ends a conversion what it leaves beside ``dst`` to resume from."""
+    """Add a note to the error that ends a conversion: what stays beside ``dst`` to resume from."""
     try:
         yield
     except BaseException as error:

@@ -112,6 +112,12 @@ def detect(path: str | os.PathLike[str]) -> str:
     Raises:
         NotACheckpointError: nothing is there, or nothing that is known.
         StorageError: the storage refused.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://what-format", {"step": 7})
+        >>> detect("memory://what-format"), is_known("memory://no-format")
+        ('xckpt', False)
     """
     place = find_path(path)
     with storage_errors(place):

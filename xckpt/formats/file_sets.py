@@ -53,6 +53,14 @@ def find_files(path: FilePath, suffix: str, memory: Allowance | None = None) -> 
     Raises:
         NotACheckpointError: there are none, or several that do not belong together.
         ManifestError: the index is damaged, or names files that are missing or outside its folder.
+
+    Example:
+        >>> from pathlib import Path
+        >>> Path("series").mkdir()
+        >>> for number in (1, 2):
+        ...     Path("series", f"model-0000{number}-of-00002.bin").touch()
+        >>> [file.name for file in find_files(Path("series"), ".bin").paths]
+        ['model-00001-of-00002.bin', 'model-00002-of-00002.bin']
     """
     memory = memory or Allowance()
     if path.is_file():
@@ -151,7 +159,7 @@ def _check_presence(
 
 
 def _is_file(path: FilePath) -> bool:
-    """Whether there is such a file; there is none of a name that is too long for any."""
+    """Whether it is a file; a name that is longer than the file system takes is none."""
     try:
         with storage_errors(path.parent):
             return path.is_file()

@@ -175,7 +175,7 @@ class SourceCheckpoint(Checkpoint):
         self._entries = {leaf.name: leaf for leaf in self.manifest.leaves}
         self._names = {leaf: name for name, leaf in source.leaf_names.items()}
 
-    @property
+    @property  # What a checkpoint of xckpt has as an attribute raises here.
     def chunk_source(self) -> NoReturn:  # pyright: ignore[reportIncompatibleVariableOverride]
         """There is none.
 

@@ -5,7 +5,7 @@
    puts into a step (`xckpt.formats.orbax.files`). Every other file is the user's, and so is a
    checkpoint of another format that lies in an Orbax folder: it is neither copied nor deleted.
 2. `copy_files` stages the copy as a sink stages an output, links what it can, and renames.
-3. `delete_files` deletes the file first without which no reader takes the rest for a checkpoint.
+3. `delete_files` deletes the marker first: without it no reader takes the rest for a checkpoint.
 
 On local file systems only: in a bucket the formats have no step that commits several objects at
 once.
@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.dcp.metadata import MAX_BYTES, parse
@@ -146,9 +146,10 @@ def delete_files(found: OwnFiles) -> None:
 
 
 def _of_file_set(files: Files, place: Path) -> tuple[Path, tuple[Path, ...]]:
-    paths = (*filter(None, [files.index_path]), *files.paths)
+    found = (*filter(None, [files.index_path]), *files.paths)
+    paths = cast(tuple[Path, ...], found)  # A local path leads to local files.
     is_file = place.is_file() and files.index_path is None
-    return place if is_file else paths[0].parent, paths  # pyright: ignore[reportReturnType]
+    return place if is_file else paths[0].parent, paths
 
 
 def _of_safetensors(place: Path) -> tuple[Path, tuple[Path, ...]]:

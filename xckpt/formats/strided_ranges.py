@@ -28,10 +28,11 @@ from xckpt.storage.foreign.files import OpenFile, RangeFile
 SCRATCH_BYTES: Final = 1 << 22
 """Longest stretch of a file that is read for some of its elements."""
 CALL_BYTES: Final = 1 << 15
-"""A call of its own costs as much as this many bytes that another one reads along (measured: ten
+"""One more call costs as much as this many bytes that are read and not wanted (measured: ten
 microseconds, most of them for the elements that go one by one to their places)."""
 LEAST_WANTED: Final = 4
-"""A stretch is at most this many times as long as its wanted part, where its gaps are longer."""
+"""Where gaps cost more than calls, a stretch is at most this many times as long as its wanted
+part."""
 
 
 def row_major(shape: Sequence[int]) -> Shape:

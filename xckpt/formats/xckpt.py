@@ -83,7 +83,7 @@ class XckptSource(TensorSource):
         }
         self.metadata: Mapping[str, str] = metadata_texts(self.checkpoint.user_metadata)
 
-    @cached_property
+    @cached_property  # An attribute of other sources: here long values would have to be read first.
     def values(self) -> Mapping[str, object]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Name -> every leaf that is a Python value; long ones are read when this is asked for."""
         return {

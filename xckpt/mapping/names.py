@@ -134,7 +134,7 @@ def _dtype(dtype: object) -> str | None:
     if text in DTYPES:
         return text
     try:
-        return dtype_name(np.dtype(dtype))  # type: ignore[call-overload]
+        return dtype_name(np.dtype(dtype))  # type: ignore[call-overload]  # any other object: TypeError
     except TypeError:
         return None
 

@@ -156,10 +156,10 @@ class UnitShare:
                 note(futures[future], future.result())
         except BrokenExecutor as error:
             raise StorageError(
-                f"a worker of the executor ended abruptly: for want of memory, or because it was "
-                f"forked from a process that had read or written before (take a "
-                f"ProcessPoolExecutor with mp_context=multiprocessing.get_context('spawn')); "
-                f"convert again to go on ({error})"
+                f"a worker of the executor ended abruptly: it had too little memory, or was forked "
+                f"from a process that had read or written before (take a ProcessPoolExecutor with "
+                f"mp_context=multiprocessing.get_context('spawn')); convert again to go on "
+                f"({error})"
             ) from error
         finally:
             for future in futures:
@@ -187,6 +187,6 @@ def _opened(conversion: Conversion, identity: bytes) -> Opened:
     if opened.source.identity() != identity:
         raise StorageError(
             f"{conversion.path}: a worker finds other contents there than the process that "
-            f"converts; it may have been replaced meanwhile: convert again"
+            f"converts; it may have been replaced since the conversion began: convert again"
         )
     return opened

@@ -91,7 +91,12 @@ def source_reads(copies: Iterable[tuple[int, StridedCopy]]) -> list[SourceRead]:
 
 
 def hull(boxes: Collection[Box]) -> Box:
-    """The smallest box that holds some boxes; there is at least one."""
+    """The smallest box that holds some boxes; there is at least one.
+
+    Example:
+        >>> hull([Box((0, 4), (2, 1)), Box((1, 0), (1, 2))])
+        Box(offsets=(0, 0), sizes=(2, 5))
+    """
     low = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
     ends = tuple(map(max, zip(*(box.ends for box in boxes), strict=True)))
     return Box(low, tuple(b - a for a, b in zip(low, ends, strict=True)))

@@ -102,7 +102,7 @@ class DCPSink(TensorSink):
         return [list(self._entries), [[name, chunks[name], files[name]] for name in chunks]]
 
     def _lay_out(self) -> None:
-        """Write nothing yet: values and metadata come last; say what DCP has no place for."""
+        """Write nothing: values and metadata come last. Warn of what DCP has no place for."""
         if self._contents.metadata:
             warnings.warn(
                 f"{self.path}: DCP has no place for user metadata; it is left out",

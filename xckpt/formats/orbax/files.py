@@ -47,7 +47,7 @@ def orbax_files(place: Path) -> tuple[Path, ...]:
     Raises:
         NotACheckpointError: it is neither, or several.
     """
-    item = cast(Path, find_item(place))
+    item = find_item(place)
     if item != place and item not in items_in(place):
         raise NotACheckpointError(
             f"{place} is a folder of steps of Orbax; give the path of a step: {item.parent}"
@@ -77,8 +77,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def _of_database(item: Path) -> list[Path]:
-    folders = cast(Iterator[Path], folders_in(item))
-    return [folder for folder in folders if _FOLDERS.fullmatch(folder.name)]
+    return [folder for folder in folders_in(item) if _FOLDERS.fullmatch(folder.name)]
 
 
 def _of_arrays(item: Path) -> Iterator[Path]:
@@ -88,7 +87,7 @@ def _of_arrays(item: Path) -> Iterator[Path]:
         named = {PurePosixPath(leaf.stored_name).parts[:1] for leaf in leaves}
     except ManifestError:
         named = None  # It is damaged: an array is known by its own description.
-    for folder in cast(Iterator[Path], folders_in(item)):
+    for folder in folders_in(item):
         is_array = any((folder / name).is_file() for name in (".zarray", "zarr.json"))
         if is_array if named is None else (folder.name,) in named:
             yield folder
@@ -110,6 +109,6 @@ def _of_items(step: Path, item: Path) -> Iterator[Path]:
             f"give the path of the checkpoint: {item}"
         )
     known = cast(Mapping[str, object], names if isinstance(names, dict) else {})
-    for folder in cast(Iterator[Path], folders_in(step)):
+    for folder in folders_in(step):
         if folder != item and (folder.name in known or json_file(folder) is not None):
             yield folder

@@ -71,6 +71,15 @@ class OrbaxSource(TensorSource):
             listed.
         UnsupportedLeafError: arrays of a dtype that the format lacks; all are listed.
         StorageError: a file cannot be read.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.convert import convert
+        >>> _ = xckpt.save("memory://for-orbax", {"model": {"w": np.arange(6.0)}, "step": 7})
+        >>> _ = convert("memory://for-orbax", "an-orbax-folder", format="orbax")
+        >>> source = OrbaxSource("an-orbax-folder")
+        >>> source.specs, source.values
+        ({'model/w': TensorSpec(shape=(6,), dtype='float64')}, {'step': 7})
     """
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:

@@ -26,7 +26,7 @@ from xckpt.formats.orbax.tree import (
     steps_in,
 )
 from xckpt.storage.foreign.documents import Allowance, read_json
-from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.foreign.paths import AnyPath, FilePath
 
 UNFINISHED: Final = ".orbax-checkpoint-tmp"
 ITEMS: Final = "orbax.items"
@@ -35,7 +35,7 @@ ITEMS: Final = "orbax.items"
 SHOWN: Final = 8
 
 
-def find_item(path: FilePath) -> FilePath:
+def find_item(path: AnyPath) -> AnyPath:
     """The folder with the tree that a path means.
 
     Raises:

@@ -20,7 +20,7 @@ import msgspec
 from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError
-from xckpt.storage.foreign.paths import FilePath, entries_in
+from xckpt.storage.foreign.paths import AnyPath, FilePath, entries_in
 
 TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
@@ -246,12 +246,12 @@ def looks_like_orbax(folder: FilePath) -> bool:
     return bool(items_in(folder) or steps_in(folder))
 
 
-def items_in(folder: FilePath) -> list[FilePath]:
+def items_in(folder: AnyPath) -> list[AnyPath]:
     """The items of a step that are trees."""
     return [each for each in folders_in(folder) if (each / TREE).is_file()]
 
 
-def steps_in(folder: FilePath) -> list[FilePath]:
+def steps_in(folder: AnyPath) -> list[AnyPath]:
     """The steps of a `CheckpointManager` in a folder.
 
     Before 0.5 Orbax put no file beside the items: there a step is a folder with a number and items.
@@ -263,6 +263,6 @@ def steps_in(folder: FilePath) -> list[FilePath]:
     ]
 
 
-def folders_in(folder: FilePath) -> Iterator[FilePath]:
+def folders_in(folder: AnyPath) -> Iterator[AnyPath]:
     """The folders in a folder, by name."""
     return (each for each in entries_in(folder) if each.is_dir())

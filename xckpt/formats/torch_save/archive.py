@@ -60,7 +60,15 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One archive, as `torch.save` writes it."""
+    """One archive, as `torch.save` writes it.
+
+    Example:
+        >>> from xckpt.formats.torch_save.write import write_saved
+        >>> write_saved(Path("step.pt"), {"step": 7})
+        >>> archive = Archive.open(Path(), Where("step.pt", 0, Path("step.pt").stat().st_size))
+        >>> archive.value()
+        {'step': 7}
+    """
 
     path: FilePath
     pickled: bytes
@@ -226,7 +234,7 @@ def stated_length(file: RangeFile) -> int:
 def _records(view: _FileRange, memory: Allowance) -> dict[str, tuple[int, int]]:
     """Name within the archive -> start and length of each entry."""
     try:
-        entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
+        entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]  # it has what zipfile calls
     except ManifestError:
         raise
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:

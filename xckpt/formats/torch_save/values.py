@@ -96,6 +96,7 @@ class MappedTensor:
         array: NDArray[np.generic] = np.ndarray(self.shape, dtype, mapped, 0, strides)
         if self.conjugated:
             array = np.conj(array)
+        # The stubs of `negative` know no array of a generic type.
         return np.negative(array) if self.negated else array  # type: ignore[return-value]
 
     def read(self, file: RangeFile, offsets: Shape, into: NDArray[np.generic]) -> None:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, cast
 
 import tensorstore as ts
 
@@ -144,6 +144,7 @@ class StoredPath:
 
 
 FilePath: TypeAlias = Path | StoredPath
+AnyPath = TypeVar("AnyPath", bound=FilePath)
 """A path on any storage."""
 
 
@@ -225,7 +226,7 @@ def file_name_problem(name: object) -> str:
     return "leads out of the folder" if path.is_absolute() or ".." in path.parts else ""
 
 
-def entries_in(folder: FilePath, *suffixes: str) -> list[FilePath]:
+def entries_in(folder: AnyPath, *suffixes: str) -> list[AnyPath]:
     """The entries of a folder, sorted by name; none if it is not a folder.
 
     Args:
@@ -234,5 +235,6 @@ def entries_in(folder: FilePath, *suffixes: str) -> list[FilePath]:
     """
     if not folder.is_dir():
         return []
-    entries = [each for each in folder.iterdir() if each.name.endswith(suffixes or ("",))]
+    inside = cast(Iterator[AnyPath], folder.iterdir())  # A path of one kind leads to its own kind.
+    entries = [each for each in inside if each.name.endswith(suffixes or ("",))]
     return sorted(entries, key=lambda each: each.name)
