@@ -75,24 +75,12 @@ def _check_functions(options: object, **takes: str) -> None:
             raise wrong_argument(type(options).__name__, name, what, value)
 
 
-METRICS = "a function that is called with an xckpt.Metrics"
-
-
-def _check_progress(options: SaveOptions | LoadOptions) -> None:
-    if not isinstance(options.progress, bool):
-        _check_functions(
-            options, progress="True, or a function that is called with an xckpt.Progress"
-        )
-    elif options.progress and not find_spec("rich"):
-        raise ImportError('progress=True needs rich: pip install "xckpt[progress]"', name="rich")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageOptions:
-    """How often and how long a storage is asked: a part of `SaveOptions` and of `LoadOptions`.
+class CallOptions:
+    """Options of saves and of loads: how long a storage is asked, and what is reported.
 
-    Each of these is None by default: then the variable of the environment counts, and without one
-    the default given here. Local files are never asked twice.
+    If one about the storage is None, the variable of the environment counts, and without one the
+    default given here. Local files are never asked twice.
 
     Example:
         >>> SaveOptions(retries=0, timeout=600).timeout
@@ -113,12 +101,25 @@ class StorageOptions:
     concurrency: int | None = None
     """Requests that are under way at a time, of a bucket, or of the files that TensorStore reads
     and writes: ``XCKPT_CONCURRENCY``; 128 of a bucket, for files TensorStore's own choice."""
+    progress: Callable[[Progress], None] | bool | None = None
+    """Called with this rank's progress, from worker threads, one call at a time; True shows a
+    bar on rank 0, or in a log a line every 10 seconds with the time left, for which rich must be
+    installed (``pip install "xckpt[progress]"``)."""
+    metrics: Callable[[Metrics], object] | None = None
+    """Called once at the end, on every rank, with what the call took; also after a failure."""
 
     def __post_init__(self) -> None:
         for name, kind in _STORAGE.items():
             value: object = getattr(self, name)
             if value is not None:
                 _check_limit(f"{type(self).__name__}({name}=)", name, kind, value)
+        _check_functions(self, metrics="a function that is called with an xckpt.Metrics")
+        if not isinstance(self.progress, bool):
+            takes = "True, or a function that is called with an xckpt.Progress"
+            _check_functions(self, progress=takes)
+        elif self.progress and not find_spec("rich"):
+            needs = 'progress=True needs rich: pip install "xckpt[progress]"'
+            raise ImportError(needs, name="rich")
 
 
 _STORAGE: Final[Mapping[str, type[int] | type[float]]] = {
@@ -127,7 +128,7 @@ _STORAGE: Final[Mapping[str, type[int] | type[float]]] = {
     "request_timeout": float,
     "concurrency": int,
 }
-"""The options of `StorageOptions`, and what they are."""
+"""The options about the storage, and what they are."""
 
 
 def _check_limit(where: str, name: str, kind: type[int] | type[float], value: object) -> None:
@@ -139,8 +140,8 @@ def _check_limit(where: str, name: str, kind: type[int] | type[float], value: ob
         raise ValueError(f"{name} must be {least}, got {value}")
 
 
-def storage_option(options: StorageOptions | None, name: str) -> float | None:
-    """An option of `StorageOptions`, as given or from the environment; None if neither has it.
+def storage_option(options: CallOptions | None, name: str) -> float | None:
+    """An option about the storage, as given or from the environment; None if neither has it.
 
     Raises:
         ValueError: the environment has no such number.
@@ -165,7 +166,7 @@ def storage_option(options: StorageOptions | None, name: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveOptions(StorageOptions):
+class SaveOptions(CallOptions):
     """Options of a save.
 
     Example:
@@ -214,17 +215,11 @@ class SaveOptions(StorageOptions):
     serialise: Callable[[object], bytes] | None = None
     """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name.
     `LoadOptions.deserialise` is its inverse."""
-    progress: Callable[[Progress], None] | bool | None = None
-    """Called with this rank's progress, from worker threads, one call at a time; True shows a
-    bar on rank 0, or in a log a line every 10 seconds with the time left, for which rich must be
-    installed (``pip install "xckpt[progress]"``)."""
-    metrics: Callable[[Metrics], object] | None = None
-    """Called once at the end, on every rank, with what the call took; also after a failure."""
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        StorageOptions.__post_init__(self)
+        CallOptions.__post_init__(self)
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
         _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
         if self.readers or not isinstance(self.readers, int):
@@ -237,8 +232,7 @@ class SaveOptions(StorageOptions):
         if self.compare_replicas is not None:
             check_flags("SaveOptions", compare_replicas=self.compare_replicas)
         check_dimension_names(self.dimension_names)
-        _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
-        _check_progress(self)
+        _check_functions(self, serialise="a function from a leaf to bytes")
 
     @property
     def grid(self) -> GridOptions:
@@ -256,13 +250,12 @@ class SaveOptions(StorageOptions):
             >>> SaveOptions(crc32c=True).layout == SaveOptions().layout
             False
         """
-        grid = self.chunk_bytes, self.shard_bytes, self.readers
         names = tuple(sorted((self.dimension_names or {}).items()))
-        return *grid, self.pack_bytes, self.crc32c, names
+        return self.grid, self.pack_bytes, self.crc32c, names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions(StorageOptions):
+class LoadOptions(CallOptions):
     """Options of a load.
 
     Example:
@@ -285,15 +278,9 @@ class LoadOptions(StorageOptions):
     deserialise: Callable[[bytes], object] | None = None
     """Makes an object of the bytes that a save's ``serialise`` gave; without it they stay bytes.
     A load by a planner of one's own does as that planner says."""
-    progress: Callable[[Progress], None] | bool | None = None
-    """Called with this rank's progress, from worker threads, one call at a time; True shows a
-    bar on rank 0, or in a log a line every 10 seconds with the time left, for which rich must be
-    installed (``pip install "xckpt[progress]"``)."""
-    metrics: Callable[[Metrics], object] | None = None
-    """Called once at the end, on every rank, with what the call took; also after a failure."""
 
     def __post_init__(self) -> None:
-        StorageOptions.__post_init__(self)
+        CallOptions.__post_init__(self)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
         if not isinstance(self.share_reads, str):
@@ -305,8 +292,7 @@ class LoadOptions(StorageOptions):
             raise wrong_argument("LoadOptions", "host", "a name or None", self.host)
         if self.host is not None and not self.host.strip():
             raise ValueError(f"LoadOptions(host=) takes a name or None, not {self.host!r}")
-        _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
-        _check_progress(self)
+        _check_functions(self, deserialise="a function from bytes to a leaf")
 
 
 Options = TypeVar("Options", SaveOptions, LoadOptions)

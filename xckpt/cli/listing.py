@@ -19,8 +19,8 @@ import click
 from xckpt.cli.arguments import as_json, path_argument, patterns_argument
 from xckpt.cli.choose import chosen
 from xckpt.cli.collector import collector_at_rest
-from xckpt.cli.columns import columns
 from xckpt.cli.output import print_json
+from xckpt.cli.render.columns import columns
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
 from xckpt.core.text.printable import printable

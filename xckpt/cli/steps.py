@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from xckpt.cli.columns import columns
+from xckpt.cli.render.columns import columns
 from xckpt.core.run.record import StepRecord
 from xckpt.core.run.rules import kept_by
 from xckpt.core.text.printable import printable

@@ -158,7 +158,7 @@ class LeafMapping:
                 shapes; all problems are listed.
         """
         target = None if wanted is None else specs_of(wanted)
-        resolution = self._resolution(specs_of(source), target, progress)
+        resolution = _resolution(self, specs_of(source), target, progress)
         if resolution.problems:
             summary = "the mapping does not fit the source"
             raise MappingError.listing(summary, resolution.problems)
@@ -183,7 +183,8 @@ class LeafMapping:
                 leaf that is not made, every other shape or dtype, listed together.
         """
         wanted = None if target is None else specs_of(target)
-        resolution = self._resolution(specs_of(source), wanted, part_of(progress, 0.0, RESOLVED))
+        resolving = part_of(progress, 0.0, RESOLVED)
+        resolution = _resolution(self, specs_of(source), wanted, resolving)
         resolved = resolution.resolved
         made = resolved.targets if wanted is None else wanted
         proving = part_of(progress, RESOLVED, 1.0)
@@ -192,23 +193,6 @@ class LeafMapping:
         if problems:
             raise MappingError.listing("the mapping does not fit", problems)
         return resolved
-
-    def _resolution(
-        self,
-        source: Mapping[str, TensorSpec],
-        wanted: Mapping[str, TensorSpec] | None,
-        progress: Callable[[float], None] | None,
-    ) -> Resolution:
-        if "" in source:
-            raise MappingError("a mapping takes leaves by name: the source is one leaf without one")
-        resolution = Resolution(source, {name: leaf(name, spec) for name, spec in source.items()})
-        steps: list[LeafMapping] = [self]
-        while steps[-1].following is not None:
-            steps.append(steps[-1].following)
-        for number, step in enumerate(steps):
-            part = part_of(progress, number / len(steps), (number + 1) / len(steps))
-            resolution.take(step.rules, None if step.following else wanted, part)
-        return resolution
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> LeafMapping:
@@ -270,6 +254,25 @@ class LeafMapping:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
         with open(os.fspath(path), "w", encoding="utf-8", newline="\n") as file:
             file.write(tomli_w.dumps(self.to_document()))
+
+
+def _resolution(
+    mapping: LeafMapping,
+    source: Mapping[str, TensorSpec],
+    wanted: Mapping[str, TensorSpec] | None,
+    progress: Callable[[float], None] | None,
+) -> Resolution:
+    """What the steps of a mapping make of a source, one after the other, and the problems."""
+    if "" in source:
+        raise MappingError("a mapping takes leaves by name: the source is one leaf without one")
+    resolution = Resolution(source, {name: leaf(name, spec) for name, spec in source.items()})
+    steps = [mapping]
+    while steps[-1].following is not None:
+        steps.append(steps[-1].following)
+    for number, step in enumerate(steps):
+        part = part_of(progress, number / len(steps), (number + 1) / len(steps))
+        resolution.take(step.rules, None if step.following else wanted, part)
+    return resolution
 
 
 def _checked(rules: object) -> tuple[Rule, ...]:

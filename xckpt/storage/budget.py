@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 from xckpt.core.plan.wanted import Countdown
 from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import WORK
-from xckpt.options import StorageOptions, default_threads, processors, storage_option
+from xckpt.options import CallOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Access:
     """When the storage answered last."""
 
     @classmethod
-    def of(cls, options: StorageOptions | None) -> Access:
+    def of(cls, options: CallOptions | None) -> Access:
         """What options and environment say.
 
         Raises:

@@ -32,7 +32,7 @@ from xckpt.core.storage import url_parts
 from xckpt.engine.limits import FOR_THREADS, check_address_space
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import PathError, StorageError, XckptError
-from xckpt.options import StorageOptions
+from xckpt.options import CallOptions
 from xckpt.storage.budget import REQUEST_SECONDS, Access
 from xckpt.storage.refusals import refusal
 
@@ -72,7 +72,7 @@ class Location:
     """How long the storage is asked; shared by all locations derived from this one."""
 
     @classmethod
-    def parse(cls, path: str | os.PathLike[str], options: StorageOptions | None = None) -> Location:
+    def parse(cls, path: str | os.PathLike[str], options: CallOptions | None = None) -> Location:
         """The location that a path or URL means.
 
         Args:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from xckpt.cli.arguments import PATH, as_json
-from xckpt.cli.columns import columns
 from xckpt.cli.output import Fault, print_json, say
+from xckpt.cli.render.columns import columns
 
 if TYPE_CHECKING:
     from xckpt.cli.doctor.findings import Diagnosis, Machine, Remark

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from xckpt.cli.columns import columns
 from xckpt.cli.listing import shape_text
+from xckpt.cli.render.columns import columns
 from xckpt.cli.report import (
     CheckpointReport,
     LeafReport,
