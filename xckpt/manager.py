@@ -71,7 +71,7 @@ class CheckpointManager(RunReading):
 
     Raises:
         StorageError: the root cannot be listed, is a checkpoint itself, or lies below a file.
-        PlanError: the ranks name different roots.
+        PlanError: the ranks name different roots, or other options that have to be equal.
         TypeError, ValueError: an argument makes no sense; it is named. As any other error, every
             rank raises it, with the rank on which it was wrong.
 
@@ -127,7 +127,7 @@ class CheckpointManager(RunReading):
             options = checked_options(options, SaveOptions, "CheckpointManager")
             bases = Bases(_count(full_every))
             ranks = find()
-        _check_alike(ranks, first, second)
+        _check_alike(ranks, first, second, full_every, options)
         folder = RunFolder(ranks, first, second)
         super().__init__(folder, RunSaves(folder, rules, options, bases), load_options)
 
@@ -247,20 +247,30 @@ class CheckpointManager(RunReading):
         self._saves.leave(error)
 
 
-def _check_alike(ranks: Group, root: RunRoot, temporary: RunRoot | None) -> None:
-    """Refuse a run whose ranks have other roots, or of which some have wrong arguments.
+def _check_alike(
+    ranks: Group,
+    root: RunRoot,
+    temporary: RunRoot | None,
+    full_every: int | None,
+    options: SaveOptions,
+) -> None:
+    """Refuse a run whose ranks would save to other places or in other ways.
+
+    Policies are not compared: the coordinator's decide.
 
     Raises:
-        XckptError: they have.
+        PlanError: they would.
+        XckptError: some ranks have wrong arguments.
     """
     if ranks.size > 1:
         # A run of one process does not need it.
-        from xckpt.engine.ranks.compare import CALL, compare_ranks
+        from xckpt.engine.ranks.compare import CALL, compare_ranks, options_of
 
         with operation(ranks, "CheckpointManager"):
             second = "None" if temporary is None else str(temporary.location)
-            places = {"root": str(root.location), "temporary": second}
-            compare_ranks(ranks, {CALL: "CheckpointManager", **places})
+            arguments = {"root": str(root.location), "temporary": second}
+            arguments |= {"full_every": str(full_every)} | options_of(options)
+            compare_ranks(ranks, {CALL: "CheckpointManager"} | arguments)
 
 
 def _rate(rate: float | None) -> float | None:

@@ -332,3 +332,24 @@ def test_what_is_wrong_on_one_rank_is_raised_by_every_call_of_a_run(
     assert [kind for kind, _, _ in said] == kinds, said
     assert [named for _, _, named in said] == [(chosen,), (chosen,), (0,), (chosen,), (0,)]
     assert f"rank {chosen}: None" in said[-1][1] and f"rank {chosen}: 2" in said[2][1]
+
+
+def on_rank_otherwise(rank: int, root: str, name: str, values: tuple[Any, ...]) -> Any:
+    given: Any = values[rank]
+    if name == "options":
+        given = xckpt.SaveOptions(chunk_bytes=given)
+    return raised(lambda: xckpt.CheckpointManager(root, timeout=20, **{name: given}))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("full_every", (4, 4, None)), ("options", (16 << 20, 8 << 20, 8 << 20))],
+)
+def test_what_ranks_have_to_save_alike_is_compared_when_the_run_begins(
+    ranks: Ranks, tmp_path: Path, name: str, values: tuple[Any, ...]
+) -> None:
+    answers = ranks.run(on_rank_otherwise, str(tmp_path / "run"), name, values)
+    kind, text, _ = answers[0]
+    assert answers == [answers[0]] * 3 and kind == "PlanError"
+    assert ("full_every" if name == "full_every" else "chunk_bytes") in text and "rank" in text
+    assert not (tmp_path / "run").exists()

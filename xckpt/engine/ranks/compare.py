@@ -170,10 +170,17 @@ def arguments_of(storage: object) -> dict[str, str]:
     where = getattr(storage, "target", getattr(storage, "location", None))
     arguments = {} if where is None else {"path": repr(str(where))}
     options = getattr(storage, "options", None)
-    for holder, names in ((storage, ("overwrite", "base")), (options, ALIKE)):
-        values = {name: getattr(holder, name) for name in names if hasattr(holder, name)}
-        arguments |= {name: repr(value) for name, value in values.items()}
-    return arguments
+    return arguments | _in_words(storage, ("overwrite", "base")) | options_of(options)
+
+
+def options_of(options: object) -> dict[str, str]:
+    """Those options of a save or of a load that must be equal on all ranks, in words."""
+    return _in_words(options, ALIKE)
+
+
+def _in_words(holder: object, names: Iterable[str]) -> dict[str, str]:
+    """Those attributes that it has."""
+    return {name: repr(getattr(holder, name)) for name in names if hasattr(holder, name)}
 
 
 @dataclass(slots=True)
