@@ -102,6 +102,22 @@ def test_positions_are_broadcast(saved: Path) -> None:
     assert array(saved).vindex[0, 1, 2].shape == ()
 
 
+def test_arrays_of_any_framework_index_as_numpys_do(saved: Path) -> None:
+    import jax.numpy as jnp
+    import torch
+
+    stored = array(saved)
+    for make in (np.asarray, torch.tensor, jnp.asarray):
+        np.testing.assert_array_equal(stored[make(-2)], CUBE[-2])  # as int does, it drops the axis
+        np.testing.assert_array_equal(stored[1, make([3, 0]), make(6)], CUBE[1, [3, 0], 6])
+        np.testing.assert_array_equal(stored[make([True, False] * 6 + [True])], CUBE[::2])
+        with pytest.raises(IndexError, match="cube: index 13 is outside dimension 0 with size 13"):
+            stored[make(13)]
+        for wrong in (True, 1.0):
+            with pytest.raises(IndexError, match="cube: "):
+                stored[make(wrong)]
+
+
 def test_zarr_python_picks_the_same(saved: Path) -> None:
     beside = zarr.open_array(saved / "cube", mode="r")
     stored = array(saved)

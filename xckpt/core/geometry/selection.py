@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import EllipsisType
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,17 @@ from xckpt.core.text.printable import printable
 
 Positions = NDArray[np.intp]
 Picks = slice | Positions
-Key = int | slice | EllipsisType | Sequence[int] | Sequence[bool] | NDArray[np.generic]
+
+
+class HasArray(Protocol):
+    """An array of any framework that NumPy can take."""
+
+    def __array__(self) -> NDArray[np.generic]:
+        """Its elements in host memory."""
+        ...
+
+
+Key = int | slice | EllipsisType | Sequence[int] | Sequence[bool] | NDArray[np.generic] | HasArray
 """What can index one dimension, or ``...`` for several."""
 
 
@@ -95,11 +106,14 @@ def _checked(key: Key, d: int, size: int, name: str) -> int | slice | Positions:
     if isinstance(key, slice):
         return key
     where = f"outside dimension {d} with size {size}"
-    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+    is_array = isinstance(key, list | tuple) or hasattr(key, "__array__")
+    array = np.asarray(key) if is_array else None
+    if array is not None and array.ndim == 0 and array.dtype.kind in "iu":
+        key = int(array)
+    if isinstance(key, int) and not isinstance(key, bool):
         if not -size <= key < size:
             raise IndexError(f"{name}: index {key} is {where}")
-        return int(key) % size
-    array = np.asarray(key) if isinstance(key, list | tuple | np.ndarray) else None
+        return key % size
     if array is None or array.dtype.kind not in ("biu" if array.size else "biuf"):
         raise IndexError(
             f"{name}: index with ints, slices, ... and lists or arrays of ints or bools, not "
