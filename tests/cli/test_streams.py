@@ -31,8 +31,9 @@ def test_help_that_cannot_be_written(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("redirected", "arguments"),
     [
-        ("2>/dev/full", ["ls", "/nowhere"]),
-        *[("2>&-", arguments) for arguments in (["ls", "/nowhere"], ["ls"], ["--none"])],
+        (redirected, arguments)
+        for redirected in ("2>/dev/full", "2>&-")
+        for arguments in (["ls", "/nowhere"], ["ls"], ["--none"], ["ls", "--none"], ["none"])
     ],
 )
 def test_a_failure_that_cannot_be_said_has_its_code(redirected: str, arguments: list[str]) -> None:

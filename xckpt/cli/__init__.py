@@ -53,7 +53,10 @@ def _run() -> None:
         sys.exit(UNANSWERED)
     from xckpt.cli.commands import commands
 
-    commands()
+    try:
+        commands()
+    except OSError:  # stderr does not take the line that says what is wrong with the arguments
+        sys.exit(UNANSWERED)
 
 
 def is_interrupt(error: BaseException) -> bool:
