@@ -117,7 +117,7 @@ def metadata_texts(user: object) -> dict[str, str]:
     """
     if user is None:
         return {}
-    if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
+    if user and isinstance(user, dict) and all(isinstance(each, str) for each in user.values()):
         return cast(dict[str, str], user)
     try:
         text = json.dumps(user, ensure_ascii=False, separators=(",", ":"))

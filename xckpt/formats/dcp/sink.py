@@ -35,7 +35,7 @@ from xckpt.errors import (
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.formats.dcp.metadata import FILESYSTEM, METADATA, DCPMetadata, StoredTensor
 from xckpt.formats.sink import Contents, TensorSink, other_files, value_problems
-from xckpt.formats.source import Opaque
+from xckpt.formats.source import Opaque, user_of
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.pickle_machine import Symbol
 from xckpt.formats.torch_save.pickle_writer import Built, call, dump, instance
@@ -103,7 +103,7 @@ class DCPSink(TensorSink):
 
     def _lay_out(self) -> None:
         """Write nothing: values and metadata come last. Warn of what DCP has no place for."""
-        if self._contents.metadata:
+        if user_of(self._contents.metadata):
             warnings.warn(
                 f"{self.path}: DCP has no place for user metadata; it is left out",
                 stacklevel=2,

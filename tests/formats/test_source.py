@@ -1,0 +1,37 @@
+"""User metadata become texts, which other formats carry, and come back as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xckpt
+from tests.support.examples import examples
+from xckpt.convert import convert
+from xckpt.formats.source import metadata_texts, user_of
+
+SINGLE = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.text()
+JSON = st.recursive(
+    SINGLE, lambda each: st.lists(each) | st.dictionaries(st.text(), each), max_leaves=9
+)
+
+
+@given(JSON | st.dictionaries(st.text(), st.text()))
+@examples(200)
+def test_user_metadata_come_back(user: Any) -> None:
+    texts = metadata_texts(user)
+    assert all(isinstance(text, str) for text in texts.values())
+    assert repr(user_of(texts)) == repr(user)
+
+
+@pytest.mark.parametrize("between", ["between", "between.safetensors"])
+def test_a_conversion_keeps_what_is_empty(tmp_path: Path, between: str) -> None:
+    xckpt.save(tmp_path / "saved", {"w": np.zeros(3)}, metadata={})
+    convert(tmp_path / "saved", tmp_path / between)
+    convert(tmp_path / between, tmp_path / "again")
+    assert xckpt.open(tmp_path / "again").metadata.user_metadata == {}
