@@ -15,6 +15,7 @@ import pytest
 
 import xckpt
 from xckpt.convert import Mapping, TensorSpec, convert, family
+from xckpt.convert.family import MAX_CONFIG_BYTES
 from xckpt.errors import MappingError
 from xckpt.mapping.families import families
 
@@ -90,6 +91,14 @@ def test_a_configuration_that_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(MappingError, match="not a model's configuration"):
         family("llama", tmp_path)
+
+
+def test_a_configuration_that_is_too_long_says_so(tmp_path: Path) -> None:
+    """It was "Expecting value: line 1 column 1", as of an empty file."""
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(MAX_CONFIG_BYTES + 1)
+    with pytest.raises(MappingError, match=r"config\.json .*longer than the 16,777,216 bytes"):
+        family("llama", tmp_path / "config.json")
 
 
 def test_a_layer_too_few_is_named() -> None:

@@ -83,7 +83,10 @@ def _read_config(path: str | os.PathLike[str]) -> Document:
         file_path = find_path(path)
         file_path = file_path / "config.json" if file_path.is_dir() else file_path
         with closing(open_file(file_path)) as file:
-            config = json.loads(file.whole(MAX_CONFIG_BYTES) or b"")
+            text = file.whole(MAX_CONFIG_BYTES)
+        if text is None:
+            raise ValueError(f"it is longer than the {MAX_CONFIG_BYTES:,} bytes that are read")
+        config = json.loads(text)
     except (OSError, ValueError, RecursionError, XckptError) as error:
         raise MappingError(f"{path} is not a model's configuration: {error}") from error
     if not isinstance(config, dict):

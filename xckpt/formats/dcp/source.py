@@ -41,7 +41,7 @@ from xckpt.formats.torch_save.values import PART_BYTES, MappedTensor, kept_bytes
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.documents import Allowance
-from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.files import open_file, read_up_to
 from xckpt.storage.foreign.paths import FilePath, entries_in, find_path
 from xckpt.storage.location import storage_errors
 
@@ -122,8 +122,7 @@ def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
         raise NotACheckpointError(
             f"{folder} is not a DCP folder: there is no .metadata in it; {hint}"
         )
-    with storage_errors(path), closing(open_file(path)) as file:
-        data = file.whole(memory.most)
+    data = read_up_to(path, memory.most)
     if data is None:
         raise MemoryLimitError(
             f"{path}: it is over {memory.most:,} bytes long (memory_bytes); {RAISE}"
