@@ -149,7 +149,12 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def shape_text(shape: tuple[int, ...] | None) -> str:
-    """A shape as the commands print it; empty for a value."""
+    """A shape as the commands print it; empty for a value.
+
+    Example:
+        >>> shape_text((2, 3)), shape_text(()), shape_text(None)
+        ('[2, 3]', '[]', '')
+    """
     return "" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 

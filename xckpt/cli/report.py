@@ -54,7 +54,7 @@ class ArrayReport(msgspec.Struct, frozen=True):
 
 
 class SliceReport(msgspec.Struct, frozen=True):
-    """Which bytes and chunks reading a slice takes."""
+    """What reading a slice costs, in bytes and chunks."""
 
     offset: Shape
     """First element of the slice."""
@@ -140,7 +140,14 @@ def checkpoint_report(path: str, manifest: Manifest, shared: int = 0) -> Checkpo
 
 
 def holdings(report: CheckpointReport) -> str:
-    """One line: how many leaves, bytes and chunks a checkpoint holds."""
+    """One line: how many leaves, bytes and chunks a checkpoint holds.
+
+    Example:
+        >>> whole = ArrayReport("w", (0,), (4,), (2,), None, 2)
+        >>> tensor = LeafReport("w", "tensor", "int8", (4,), 4, "regular", (whole,))
+        >>> holdings(CheckpointReport("ckpt", 1, 0, 4, 2, None, {}, (tensor,)))
+        '1 tensor, 4 B in 2 chunks'
+    """
     leaves = counted(report.tensors, "tensor")
     if report.values:
         leaves += f" and {counted(report.values, 'value')}"

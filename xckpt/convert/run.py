@@ -27,7 +27,6 @@ from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.plan import plan_units
 from xckpt.convert.units.run import UnitShare, share_units
 from xckpt.convert.units.unit import Chunks
-from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.groups import GroupFinder, refuse_others
@@ -291,7 +290,7 @@ class _Work:
         if self.watch is not None:
             self.watch.bytes = share.target_bytes - share.bytes_before
         targets = self.opened.resolved.targets.values()
-        nbytes = sum(spec.elements * item_size(spec.dtype) for spec in targets)
+        nbytes = sum(spec.nbytes for spec in targets)
         return Converted(len(targets), nbytes, share.bytes_before, metadata)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import item_size, numpy_dtype
+from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.slabs import blocks
@@ -243,25 +243,24 @@ class SourceCheckpoint(Checkpoint):
         """
         self.begin()
         source, problems = self.source, list[Problem]()
-        total = sum(spec.elements * item_size(spec.dtype) for spec in source.specs.values())
-        counter = ProgressCounter(total, progress)
+        counter = ProgressCounter(sum(spec.nbytes for spec in source.specs.values()), progress)
 
-        def read(name: str, box: Box) -> None:
-            item = item_size(source.specs[name].dtype)
+        def read(name: str, box: Box, nbytes: int) -> None:
             try:
                 source.check(name, box)
             except XckptError as error:
                 leaf = source.leaf_names[name]
                 problems.append(Problem(leaf, box, kind=kind_of(error, "chunk"), text=str(error)))
-            counter.add(box.elements * item)
+            counter.add(nbytes)
 
         threads = self.options.threads or source.threads
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
             for name, spec in source.specs.items():
-                most = max(1, PART_BYTES // numpy_dtype(spec.dtype).itemsize)
+                item = item_size(spec.dtype)
+                most = max(1, PART_BYTES // item)
                 for box in blocks(Box.whole(spec.shape), source.chunks(name), most):
-                    nbytes = box.elements * item_size(spec.dtype)
-                    pool.submit(partial(read, name, box), nbytes)
+                    nbytes = box.elements * item
+                    pool.submit(partial(read, name, box, nbytes), nbytes)
         return sorted(problems)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from xckpt.core.dtypes import DTYPES
+from xckpt.core.dtypes import DTYPES, item_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class TensorSpec:
 
     Example:
         >>> spec = TensorSpec((3, 4), "bfloat16")
-        >>> spec.elements, str(spec)
-        (12, 'bfloat16[3, 4]')
+        >>> spec.elements, spec.nbytes, str(spec)
+        (12, 24, 'bfloat16[3, 4]')
     """
 
     shape: tuple[int, ...]
@@ -37,6 +37,11 @@ class TensorSpec:
     def elements(self) -> int:
         """Number of elements."""
         return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.elements * item_size(self.dtype)
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

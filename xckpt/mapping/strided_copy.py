@@ -242,7 +242,12 @@ def _moved(offsets: Ints, strides: Ints, steps: int) -> Ints:
 
 
 def bounds(sizes: Ints, offsets: Ints, strides: Strides) -> Box:
-    """The smallest box that holds index ``offsets + a @ strides`` for every ``a`` in ``sizes``."""
+    """The smallest box that holds index ``offsets + a @ strides`` for every ``a`` in ``sizes``.
+
+    Example:
+        >>> bounds((3,), (1, 5), ((2, -1),))
+        Box(offsets=(1, 3), sizes=(5, 3))
+    """
     ends = [_ends(sizes, offset, [row[d] for row in strides]) for d, offset in enumerate(offsets)]
     return Box(tuple(first for first, _ in ends), tuple(last - first + 1 for first, last in ends))
 

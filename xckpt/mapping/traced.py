@@ -113,7 +113,12 @@ def leaf(name: str, spec: TensorSpec) -> Traced:
 
 
 def constant(spec: TensorSpec, value: complex, arange: int | None = None) -> Traced:
-    """A tensor of one value; along axis ``arange``, if given, it grows by one a step."""
+    """A tensor of one value; along axis ``arange``, if given, it grows by one a step.
+
+    Example:
+        >>> [copy.value for copy in constant(TensorSpec((2, 3), "int8"), 7).copies]
+        [7]
+    """
     offsets: Ints = () if arange is None else (0,)
     strides = tuple(() if arange is None else (int(d == arange),) for d in range(len(spec.shape)))
     return _filled(
@@ -137,7 +142,13 @@ def transposed(tensor: Traced, axes: Sequence[int]) -> Traced:
 
 
 def concatenated(tensors: Sequence[Traced], axis: int) -> Traced:
-    """Tensors one after the other along an axis; all else about them is equal."""
+    """Tensors one after the other along an axis; all else about them is equal.
+
+    Example:
+        >>> both = concatenated([leaf(n, TensorSpec((2,), "int8")) for n in "ab"], 0)
+        >>> both.shape, [(copy.source, copy.target_offsets) for copy in both.copies]
+        ((4,), [('a', (0,)), ('b', (2,))])
+    """
     copies: list[StridedCopy] = []
     start = 0
     for tensor in tensors:
@@ -149,7 +160,12 @@ def concatenated(tensors: Sequence[Traced], axis: int) -> Traced:
 
 
 def part(tensor: Traced, axis: int, start: int, stop: int) -> Traced:
-    """``tensor[..., start:stop, ...]`` along an axis."""
+    """``tensor[..., start:stop, ...]`` along an axis.
+
+    Example:
+        >>> [copy.source_box for copy in part(leaf("w", TensorSpec((9,), "int8")), 0, 4, 6).copies]
+        [Box(offsets=(4,), sizes=(2,))]
+    """
     sizes = (*tensor.shape[:axis], stop - start, *tensor.shape[axis + 1 :])
     offsets = tuple(start if d == axis else 0 for d in range(len(sizes)))
     if prod(sizes) == 0:

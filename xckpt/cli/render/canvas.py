@@ -86,7 +86,7 @@ def scale(size: int, chunk: int, *, wished: int, smallest: int, room: int) -> Ax
         chunk: elements of the smallest chunk.
         wished: characters for that chunk, if there is room.
         smallest: characters of the whole, if it is but one chunk.
-        room: most characters of the whole, the first one aside.
+        room: most characters of the whole, not counting the first.
 
     Example:
         >>> scale(50, 5, wished=3, smallest=10, room=60)
@@ -106,7 +106,7 @@ def to_scale(
     Args:
         axes: down and across, each on its own scale.
         chunks: elements of the smallest chunk in each.
-        rooms: most characters of each, the first one aside.
+        rooms: most characters of each, not counting the first.
 
     Example:
         >>> to_scale((Axis(16, 4), Axis(32, 32)), (8, 8), (18, 60))
@@ -127,7 +127,12 @@ def to_scale(
 
 
 def is_to_scale(axes: tuple[Axis, Axis]) -> bool:
-    """Whether both sides have one scale, as far as whole characters allow."""
+    """Whether both sides have one scale, as far as whole characters allow.
+
+    Example:
+        >>> is_to_scale((Axis(16, 8), Axis(16, 16))), is_to_scale((Axis(16, 16), Axis(16, 16)))
+        (True, False)
+    """
     down, across = axes
     return abs(2 * down.last * across.size - across.last * down.size) <= max(
         2 * across.size, down.size

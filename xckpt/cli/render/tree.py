@@ -61,7 +61,12 @@ def tree_cells(row: TreeRow) -> tuple[str, ...]:
 
 
 def shortened(text: str, longest: int) -> str:
-    """A text, or its beginning and how long it is."""
+    """A text, or its beginning and how long it is.
+
+    Example:
+        >>> shortened("a long value", 6)
+        'a long... (12 characters)'
+    """
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 
 

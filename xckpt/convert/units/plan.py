@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, gcd, lcm, prod
+from math import ceil, gcd, lcm
 
 from xckpt.convert.units.unit import Chunks, Costs, TargetPart, WorkUnit
-from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import MappingError
@@ -81,7 +80,7 @@ def plan_units(
 
 
 def _check_size(resolved: ResolvedMapping, unit_bytes: int) -> None:
-    sizes = {n: prod(spec.shape) * item_size(spec.dtype) for n, spec in resolved.targets.items()}
+    sizes = {name: spec.nbytes for name, spec in resolved.targets.items()}
     if (total := sum(sizes.values())) <= MANY_UNITS * unit_bytes:
         return
     most = max(sizes, key=sizes.__getitem__)

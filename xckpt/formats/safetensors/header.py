@@ -110,6 +110,10 @@ def header_length(first: bytes, file_size: int) -> int:
 
     Raises:
         ManifestError: there is no such header in a file of that size.
+
+    Example:
+        >>> header_length(struct.pack("<Q", 56), file_size=80)
+        56
     """
     if len(first) < 8 or file_size < 8:
         raise ManifestError(f"not a safetensors file: it has only {file_size:,} bytes")

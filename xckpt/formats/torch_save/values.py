@@ -266,7 +266,12 @@ def _extent(storage: Storage, dtype: str, offset: int, shape: Shape, strides: Sh
 
 
 def are_counts(values: object, rank: int | None = None) -> TypeGuard[Shape]:
-    """Whether a value is a tuple of ints from 0 on, of ``rank`` of them if that is given."""
+    """Whether a value is a tuple of ints from 0 on, of ``rank`` of them if that is given.
+
+    Example:
+        >>> are_counts((2, 3), rank=2), are_counts((2, -1)), are_counts([2, 3])
+        (True, False, False)
+    """
     if not isinstance(values, tuple) or rank not in (None, len(values)):
         return False
     return all(type(n) is int and 0 <= n < 1 << 62 for n in values)

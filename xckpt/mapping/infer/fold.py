@@ -244,7 +244,12 @@ def _index_name(before: str, taken: Collection[str]) -> str:
 
 
 def range_of(values: Iterable[int]) -> range | None:
-    """The range that has just these values; None if there is none."""
+    """The range that has just these values; None if there is none.
+
+    Example:
+        >>> range_of([4, 0, 2]), range_of([0, 1, 3])
+        (range(0, 5, 2), None)
+    """
     ordered = sorted(set(values))
     step = ordered[1] - ordered[0] if len(ordered) > 1 else 1
     full = range(ordered[0], ordered[-1] + 1, step)

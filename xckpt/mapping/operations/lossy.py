@@ -139,7 +139,12 @@ def _floating(tensor: Traced) -> None:
 
 
 def cast_bound(after: str) -> str:
-    """How near a value stays that is cast to a type and back."""
+    """How near a value stays that is cast to a type and back, in words.
+
+    Example:
+        >>> cast_bound("bfloat16")
+        'a relative 1 x 2^-8, where it is in range'
+    """
     if is_floating(after):
         return f"{roundings(after, 1)}, where it is in range"
     return "the whole number toward zero, where it is in range"
