@@ -86,18 +86,20 @@ def ls(
         rows = [row for row in rows if row.name in kept]
     ordered = in_order(rows, sort, reverse)
     if as_json:
-        print_json(
-            [
-                {"name": row.name, "dtype": row.dtype, "shape": row.shape, "bytes": row.bytes}
-                for row in ordered
-            ]
-        )
-    elif sys.stdout.isatty():
+        shown = ("name", "dtype", "shape", "bytes")
+        print_json([{each: getattr(row, each) for each in shown} for row in ordered])
+    else:
+        _print_rows(ordered)
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    """Print a line for each leaf: a table on a terminal, else plain columns."""
+    if sys.stdout.isatty():
         from xckpt.cli.render.tables import console, leaf_list
 
-        console().print(leaf_list(ordered))
+        console().print(leaf_list(rows))
     else:
-        click.echo("\n".join(lines(ordered)))
+        click.echo("\n".join(lines(rows)))
 
 
 def _list_steps(path: str, reverse: bool, as_json: bool) -> bool:

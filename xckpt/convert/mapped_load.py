@@ -132,19 +132,25 @@ class MappedLoadPlanner(LoadPlanner):
             deserialise=self.options.deserialise,
         )
         self._targets.use_adapters(self.adapters)
+        self._targets.set_up_planner(state_dict, self._imagined(likes), is_coordinator)
+
+    def _imagined(self, likes: Mapping[str, str]) -> Metadata:
+        """The metadata of the checkpoint that the mapping describes: each tensor in one box.
+
+        Args:
+            likes: mapping name -> leaf name, of the target's leaves.
+        """
         imagined: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for leaf, name in self._names.items():
             spec = self._resolved.targets[name]
             boxes = Boxes.whole(spec.shape)
             imagined[leaf] = TensorStorageMetadata(TensorProperties(spec.dtype), spec.shape, boxes)
         for name, leaf in self._stored_names.items():
-            described = metadata.state_dict_metadata[leaf]
+            described = self._stored.state_dict_metadata[leaf]
             made = name in self._resolved.targets
             if not made and isinstance(described, BytesStorageMetadata):
                 imagined[likes.get(name, leaf)] = described
-        self._targets.set_up_planner(
-            state_dict, Metadata(imagined, user_metadata=metadata.user_metadata), is_coordinator
-        )
+        return Metadata(imagined, user_metadata=self._stored.user_metadata)
 
     def _resolve(self, wanted: Mapping[str, TensorSpec] | None) -> ResolvedMapping:
         """The mapping on the stored shapes."""

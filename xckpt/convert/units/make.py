@@ -68,10 +68,7 @@ def fill(
     wanted: list[tuple[str, Box, Array]] = []
     rest: list[tuple[SourceRead, Array]] = []
     for read in source_reads(copies):
-        memory = None
-        if len(read.copies) == 1:
-            number, copy = read.copies[0]
-            memory = direct_view(copy, read.box, made[number], parts[number].box.offsets)
+        memory = _place(read, parts, made)
         if memory is None:
             dtype = numpy_dtype(source.specs[read.name].dtype)
             memory = allocate(read.box.sizes, dtype, read.name)
@@ -87,6 +84,14 @@ def fill(
                 source_origin=read.box.offsets,
                 target_origin=parts[number].box.offsets,
             )
+
+
+def _place(read: SourceRead, parts: Sequence[TargetPart], made: Sequence[Array]) -> Array | None:
+    """Where in a part's memory the elements of a read lie as it reads them; None if nowhere."""
+    if len(read.copies) != 1:
+        return None
+    [(number, copy)] = read.copies
+    return direct_view(copy, read.box, made[number], parts[number].box.offsets)
 
 
 def direct_view(copy: StridedCopy, box: Box, made: Array, origin: tuple[int, ...]) -> Array | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -227,26 +227,38 @@ def _tree(described: DCPMetadata, leaves: Mapping[str, object], memory: Allowanc
             continue
         entries[name] = leaf
         paths.append(path)
-    lists: list[KeyPath] = []
-    left = memory.most // PART_BYTES
-    for path, below in keys_below(paths).items():
-        positions = {key for key in below if isinstance(key, int)}
-        if positions != below:
-            continue
-        lists.append(path)
-        last = max(positions)
-        left -= last
-        if left < 0:
-            problems.append(
-                f"{join_keys(path)}: a list with an entry at {last:,}; those that are absent take "
-                f"memory_bytes, {PART_BYTES} bytes each; {RAISE}"
-            )
-            break
-        absent = set(range(last)) - positions
-        entries.update({join_keys((*path, number)): None for number in absent})
+    lists = _lists(paths)
+    problems += _long_lists(lists, memory)
     try:
         if not problems:
+            for path, positions in lists.items():
+                absent = set(range(max(positions))) - positions
+                entries.update({join_keys((*path, number)): None for number in absent})
             return unflatten(entries, {join_keys(path): "list" for path in lists})
     except ManifestError as error:
         problems += error.problems or (str(error),)
     raise ManifestError.listing("the entries make up no tree", problems)
+
+
+def _lists(paths: Iterable[KeyPath]) -> dict[KeyPath, set[int]]:
+    """Key path of each list -> the positions that have entries."""
+    lists: dict[KeyPath, set[int]] = {}
+    for path, below in keys_below(paths).items():
+        positions = {key for key in below if isinstance(key, int)}
+        if positions == below:
+            lists[path] = positions
+    return lists
+
+
+def _long_lists(lists: Mapping[KeyPath, Collection[int]], memory: Allowance) -> Iterator[str]:
+    """A line for the list with which the entries of all lists would take too much memory."""
+    left = memory.most // PART_BYTES
+    for path, positions in lists.items():
+        last = max(positions)
+        left -= last
+        if left < 0:
+            yield (
+                f"{join_keys(path)}: a list with an entry at {last:,}; those that are absent take "
+                f"memory_bytes, {PART_BYTES} bytes each; {RAISE}"
+            )
+            return

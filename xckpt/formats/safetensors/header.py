@@ -159,27 +159,33 @@ def parse_header(text: bytes, file_size: int) -> Header:
             continue
         start, stop = entry.data_offsets
         ranges.append((start, stop, name))
-        dtype = entry.dtype
-        if dtype in PACKED:
-            unsupported.append(f"{name}: {dtype}, which packs several elements into a byte")
-        elif dtype not in NAMES:
-            unsupported.append(f"{name}: dtype {dtype[:40]!r}, which is unknown")
+        if entry.dtype in PACKED:
+            unsupported.append(f"{name}: {entry.dtype}, which packs several elements into a byte")
+        elif entry.dtype not in NAMES:
+            unsupported.append(f"{name}: dtype {entry.dtype[:40]!r}, which is unknown")
         else:
-            place = places[name] = TensorSpan(NAMES[dtype], entry.shape, data_at + start)
-            fault = shape_fault(entry.shape, item_size(place.dtype))
-            if fault:
+            places[name] = TensorSpan(NAMES[entry.dtype], entry.shape, data_at + start)
+            if fault := _size_fault(entry, places[name]):
                 problems.append(f"{name}: {fault}")
-            elif place.nbytes != stop - start:
-                problems.append(
-                    f"{name}: {dtype} {Box.whole(entry.shape)} takes {place.nbytes:,} "
-                    f"bytes, but its range [{start:,}, {stop:,}) has {stop - start:,}"
-                )
     problems += _range_problems(ranges, file_size - data_at)
     if problems:
         raise ManifestError.listing("its header cannot be trusted", problems)
     if unsupported:
         raise UnsupportedLeafError.listing("it holds what cannot be read", unsupported)
     return Header(places, metadata, file_size)
+
+
+def _size_fault(entry: _Entry, span: TensorSpan) -> str:
+    """What is wrong with a tensor's shape, or with the length of its range; empty if nothing is."""
+    if fault := shape_fault(span.shape, item_size(span.dtype)):
+        return fault
+    start, stop = entry.data_offsets
+    if span.nbytes == stop - start:
+        return ""
+    return (
+        f"{entry.dtype} {Box.whole(span.shape)} takes {span.nbytes:,} bytes, but its range "
+        f"[{start:,}, {stop:,}) has {stop - start:,}"
+    )
 
 
 def stated_size(text: bytes) -> int:
