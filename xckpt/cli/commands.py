@@ -158,8 +158,9 @@ for _command in (
 def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None:
     """Show a checkpoint's tree, or one LEAF (or container) of it.
 
-    Gives dtypes, shapes, sizes, chunks and the sharding that wrote each tensor, and draws how one
-    LEAF lies in chunks. With --box, also which of them that slice of it reads, and their bytes.
+    Shows dtypes, shapes, sizes, chunks and the sharding that wrote each tensor, and draws how one
+    LEAF lies in chunks. With --box it also shows which chunks a slice of LEAF reads, and how many
+    bytes.
     """
     from xckpt.cli.report import checkpoint_report, narrowed
     from xckpt.core.part.selection import with_containers

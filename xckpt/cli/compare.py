@@ -29,9 +29,9 @@ def diff_command(
 ) -> None:
     """Show how the checkpoint SECOND differs from FIRST.
 
-    Compares the leaves' names, types, dtypes and shapes; with --values also what they hold, by
-    their digests where both have the same chunks, else by reading both. How leaves were sharded
-    does not count. Exit code 0: they are equal. 1: they differ.
+    Compares the leaves' names, types, dtypes and shapes; with --values also their contents, by
+    digests where both have the same chunks, else by reading both. Shardings are not compared. Exit
+    code 0: they are equal. 1: they differ.
     """
     import xckpt
 

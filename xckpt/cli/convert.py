@@ -30,14 +30,14 @@ WRITTEN = ("xckpt", "safetensors", "orbax", "dcp")
 @click.argument("destination", type=PATH)
 @click.option("--mapping", "-m", metavar="MAPPING", help="A TOML file, or a family such as bert.")
 @family_options
-@click.option("--dtype", metavar="DTYPE", help="Type of all floating-point tensors, such as bf16.")
+@click.option("--dtype", metavar="DTYPE", help="Cast all floating-point tensors to it: bf16.")
 @click.option("--format", type=click.Choice(WRITTEN), help="The format of DESTINATION.")
 @click.option("--workers", type=click.IntRange(1), help="Processes that share the work.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION.")
 @click.option("--allow-lossy", is_flag=True, help="Allow steps that lose information.")
-@click.option("--accept-assumed", is_flag=True, help="Accept what rules of the mapping assume.")
+@click.option("--accept-assumed", is_flag=True, help="Accept what the mapping's rules assume.")
 @click.option("--opaque", is_flag=True, help="Keep objects that DCP has pickled, as bytes.")
-@click.option("--plain", is_flag=True, help="Make a zarr array of each leaf, however small.")
+@click.option("--plain", is_flag=True, help="Store each leaf as a zarr array, however small.")
 @as_json
 def convert_command(
     source: str,

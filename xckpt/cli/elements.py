@@ -34,14 +34,14 @@ NO_BOX = "--box takes a part of a tensor, and this leaf is a Python value"
 @path_argument
 @leaf_argument
 @box_option
-@click.option("--raw/--text", default=None, help="Bytes or text, wherever it goes.")
+@click.option("--raw/--text", default=None, help="Print bytes, or text, wherever it goes.")
 @as_json
 def cat(path: str, leaf: str, slice_: str | None, raw: bool | None, as_json: bool) -> None:
     """Print a LEAF, as text or as raw bytes.
 
-    A terminal gets text, a pipe or a file bytes. These are the elements in C order, little-endian;
-    of a str its UTF-8, of another Python value its repr. On a terminal only the edges of a large
-    tensor are read and shown.
+    A terminal gets text, a pipe or a file gets bytes: a tensor's elements in C order,
+    little-endian; the UTF-8 of a str; the repr of any other Python value. On a terminal only the
+    edges of a large tensor are read and shown.
     """
     stored = _leaf(path, leaf)
     if as_json:
@@ -60,7 +60,9 @@ def cat(path: str, leaf: str, slice_: str | None, raw: bool | None, as_json: boo
 @click.command()
 @path_argument
 @leaf_argument
-@click.option("-n", "rows", metavar="ROWS", type=click.IntRange(0), default=5, help="By default 5.")
+@click.option(
+    "-n", "rows", metavar="ROWS", type=click.IntRange(0), default=5, help="How many; by default 5."
+)
 @as_json
 def head(path: str, leaf: str, rows: int, as_json: bool) -> None:
     """Print the first rows of a LEAF as text."""
@@ -78,7 +80,7 @@ def head(path: str, leaf: str, rows: int, as_json: bool) -> None:
 @patterns_argument
 @as_json
 def stats(path: str, patterns: tuple[str, ...], as_json: bool) -> None:
-    """Show least, largest, mean, NaN and infinities of tensors.
+    """Show minimum, maximum, mean, NaN and infinities of tensors.
 
     A PATTERN chooses leaves as it does for xckpt ls. Everything is read and verified once.
     """

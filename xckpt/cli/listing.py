@@ -53,8 +53,8 @@ ORDERS: Final[dict[str, Callable[[Row], tuple[object, ...]]]] = {
 @click.command()
 @path_argument
 @patterns_argument
-@click.option("--sort", type=click.Choice(list(ORDERS)), help="By default in the saved order.")
-@click.option("--reverse", is_flag=True, help="The other way round.")
+@click.option("--sort", type=click.Choice(list(ORDERS)), help="Sort by this; by default as saved.")
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
 @as_json
 def ls(
     path: str, patterns: tuple[str, ...], sort: str | None, reverse: bool, as_json: bool
@@ -64,8 +64,8 @@ def ls(
     For each leaf: name, dtype, shape, size. For each step of a run (a folder of steps), by number:
     folder, time, size, metrics, and the rules of the run that keep it.
 
-    A PATTERN is a leaf's name, a container's for all below it, or has wildcards, as in
-    "model/**/bias": * is any text without a /, ** any text, ? one character.
+    A PATTERN is the name of a leaf, or of a container for all leaves below it. It may have
+    wildcards, as in "model/**/bias": * is any text without a /, ** any text, ? one character.
     """
     import xckpt
     from xckpt.viewer.run import is_run, steps_at

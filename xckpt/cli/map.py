@@ -49,7 +49,7 @@ def family_options(command: Command) -> Command:
         "choices",
         multiple=True,
         metavar="KEY=VALUE",
-        help="A choice that the family has, such as scanned=true.",
+        help="A choice of the family, such as scanned=true.",
     )
     inverse = click.option("--inverse", is_flag=True, help="Use the inverse of the mapping.")
     return config(choose(inverse(command)))

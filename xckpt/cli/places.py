@@ -25,7 +25,8 @@ def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> No
     """Copy the checkpoint SOURCE to TARGET.
 
     The copy is there as a whole or not at all. Within one local file system the files are linked,
-    and no bytes copied; within one bucket the bucket copies them, with xckpt[buckets].
+    and no bytes are copied; within one bucket the bucket copies them, if xckpt[buckets] is
+    installed.
     """
     import xckpt
 
@@ -48,8 +49,8 @@ def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> No
 def delete_command(path: str, yes: bool, as_json: bool) -> None:
     """Delete the checkpoint at PATH, after asking.
 
-    Other files in the folder stay. Of another library's checkpoint its own files are deleted; what
-    is not a checkpoint is refused.
+    Other files in the folder stay. A checkpoint of another library is deleted too, its own files
+    alone; anything else is refused.
     """
     import xckpt
     from xckpt.cli.report import checkpoint_report, holdings
@@ -111,7 +112,7 @@ class Duration(_FloatType):
 
 @click.command("gc")
 @path_argument
-@click.option("--dry-run", is_flag=True, help="List what was left, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List it, and remove nothing.")
 @click.option(
     "--older-than",
     type=Duration(),
@@ -123,8 +124,8 @@ def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool
     """Remove what killed saves have left below PATH.
 
     PATH is a folder of checkpoints, or a bucket. Lists everything that was found, with its size.
-    The files of running saves stay. So does what may belong to a save on another host, or in a
-    bucket, unless --older-than says otherwise: choose a time longer than any save takes. A save
+    The files of running saves stay. Files that may belong to a save on another host, or in a
+    bucket, stay too, unless --older-than is given: choose a time longer than any save takes. A save
     that is still running then fails, and has to be made again.
     """
     import xckpt

@@ -31,14 +31,19 @@ MAX_PLAN = 1 << 20
     help="Write one HTML file instead of serving.",
 )
 @click.option("--leaf", metavar="NAME", help="With --output FILE.svg or FILE.png: draw this leaf.")
-@click.option("--plan", default="", metavar="TEXT|@FILE", help="A reader's mesh and specs.")
+@click.option("--plan", default="", metavar="TEXT|@FILE", help="The mesh and specs of a load.")
 @click.option(
     "--diff",
     metavar="OTHER",
     type=PATH,
     help="Compare with another checkpoint, contents too.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="By default any free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of the server; by default any free one.",
+)
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @as_json
 def view_command(
@@ -53,14 +58,15 @@ def view_command(
 ) -> None:
     """Look at a checkpoint or a run in the browser.
 
-    The page shows the tree, shards and chunks, values. It is served to this machine alone, under an
-    address that nobody can guess, until it is interrupted. With --output it is one HTML file,
-    without values; with --leaf too, the picture of one leaf, as SVG or, by matplotlib, as PNG. No
-    request leaves the machine.
+    The page shows the tree, shards, chunks and values. It is served to this machine alone, at an
+    address that nobody can guess, until Ctrl-C. With --output it becomes one HTML file, without
+    values; with --leaf too, the picture of one leaf, as SVG or (with matplotlib) as PNG. No request
+    leaves the machine.
 
-    With --plan "data, model on data=2 x model=4" it also shows a load by that mesh: who reads which
-    chunks, and how many bytes more than are wanted. In a file, a line "mesh data=2 x model=4" comes
-    before lines such as "model/*: data, model", and "hosts 2" says how many share the ranks.
+    With --plan "data, model on data=2 x model=4" it also shows a load by that mesh: which rank
+    reads which chunks, and how many bytes more than it wants. In a file, a line "mesh data=2 x
+    model=4" comes before lines such as "model/*: data, model"; "hosts 2" says on how many hosts the
+    ranks are.
     """
     if leaf is not None and output is None:
         raise click.UsageError("--leaf draws to a file: add --output FILE.svg or FILE.png")
