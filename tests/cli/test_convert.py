@@ -115,7 +115,9 @@ def test_objects_of_dcp_are_refused_or_kept(tmp_path: Path) -> None:
     save_alone({"w": torch.ones(2), "when": date(2024, 2, 29)}, tmp_path / "dcp")
     listed = CliRunner().invoke(commands, ["ls", str(tmp_path / "dcp")])
     assert listed.exit_code == 0
-    assert listed.stderr.startswith(f"xckpt: warning: {tmp_path / 'dcp'}: not loaded are objects")
+    assert listed.stderr.startswith(
+        f"xckpt: warning: {tmp_path / 'dcp'}: objects that are neither tensors nor plain values"
+    )
     assert ".py" not in listed.stderr
     refused = run(tmp_path / "dcp", tmp_path / "ours")
     assert refused.exit_code == 2

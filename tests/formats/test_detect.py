@@ -116,7 +116,7 @@ def test_where_an_output_goes(tmp_path: Path) -> None:
     assert open_sink(tmp_path / "out") is None
     assert open_sink(tmp_path / "out.pt", "xckpt") is None
     for slip in ("w.safetensor", "model.pt", "pytorch_model.bin"):
-        with pytest.raises(xckpt.PathError, match="a file of that ending cannot be written"):
+        with pytest.raises(xckpt.PathError, match="a file with this ending cannot be written"):
             open_sink(tmp_path / slip)
     for format in ("xckpt", "dcp", "orbax"):
         with pytest.raises(xckpt.PathError, match=f"{format}' makes a folder; choose another name"):

@@ -506,7 +506,7 @@ def test_an_asserted_cast_is_not_lossy() -> None:
 
 
 def test_a_leaf_without_a_name_is_refused() -> None:
-    with pytest.raises(MappingError, match="one leaf without"):
+    with pytest.raises(MappingError, match="the source is a leaf without"):
         Mapping([Rule("{a...}", "{a...}")]).resolve(np.zeros(3))
 
 

@@ -385,7 +385,7 @@ def test_a_mapping_that_fits_nothing() -> None:
 
 def test_moments_of_nothing() -> None:
     state = TORCH | adam("optim/state/gone", spec(2))
-    with pytest.raises(MappingError, match="'gone' there is no parameter"):
+    with pytest.raises(MappingError, match="its parameter 'gone' is no parameter"):
         with_optimizer(LeafMapping([TRANSPOSED]), state, OPTAX)
 
 

@@ -210,12 +210,12 @@ def open_sink(
         format = format or "safetensors"
         if format in {"xckpt", *SINKS} - {"safetensors"}:
             raise PathError(
-                f"{os.fspath(path)}: a name of that ending is a safetensors file's, and the format "
+                f"{os.fspath(path)}: this ending is that of a safetensors file, but the format "
                 f"{format!r} makes a folder; choose another name, or leave the format out"
             )
     if format is None and name.endswith(UNWRITTEN):
         raise PathError(
-            f"{os.fspath(path)}: a file of that ending cannot be written; name a *.safetensors "
+            f"{os.fspath(path)}: a file with this ending cannot be written; name a *.safetensors "
             f"file, or give the format: {', '.join(('xckpt', *SINKS))}"
         )
     if format in (None, "xckpt"):

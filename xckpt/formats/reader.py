@@ -104,8 +104,8 @@ class SourceReader:
             listed = "".join(f"\n  - {name}: {why}" for name, why in skipped.items())
             warnings.warn(
                 printable_lines(
-                    f"{self.name}: not loaded are objects that are neither tensors nor plain "
-                    f"values; a conversion with opaque=True keeps their bytes:{listed}"
+                    f"{self.name}: objects that are neither tensors nor plain values are not "
+                    f"loaded; a conversion with opaque=True keeps their bytes:{listed}"
                 ),
                 stacklevel=2,
             )

@@ -264,7 +264,7 @@ def _resolution(
 ) -> Resolution:
     """What the steps of a mapping make of a source, one after the other, and the problems."""
     if "" in source:
-        raise MappingError("a mapping takes leaves by name: the source is one leaf without one")
+        raise MappingError("a mapping takes leaves by name, but the source is a leaf without one")
     resolution = Resolution(source, {name: leaf(name, spec) for name, spec in source.items()})
     steps = [mapping]
     while steps[-1].following is not None:

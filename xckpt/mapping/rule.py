@@ -128,7 +128,8 @@ class Rule:
         if strange := set(self.indices) - before - after:
             problems.append(f"no name has the index {', '.join(sorted(strange))}")
         if strange := set(self.optional) - {*self.source, *self.target}:
-            problems.append(f"it has no {' or '.join(sorted(strange))} that could be optional")
+            names = ", ".join(sorted(strange))
+            problems.append(f"optional names neither a source nor a target of it: {names}")
         if self.source and self.target:
             problems += self._unstacked_problems(before, after)
         try:

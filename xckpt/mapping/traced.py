@@ -92,7 +92,7 @@ def one_for_each(bundle: Sequence[Slot]) -> Sequence[tuple[tuple[int, ...], tupl
             raise ValueError(f"its input {i} is optional and absent")
         if slot.indices != first.indices or slot.tensors.keys() != first.tensors.keys():
             raise ValueError(
-                f"its inputs run over other indices: {first.indices} and {slot.indices}"
+                f"its inputs run over different indices: {first.indices} and {slot.indices}"
             )
     return [(key, tuple(slot.tensors[key] for slot in bundle)) for key in first.tensors]
 

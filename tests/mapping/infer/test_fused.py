@@ -157,7 +157,7 @@ def test_of_a_leaf_whose_parts_are_not_all_found_nothing_is_certain() -> None:
     [ambiguity] = inference.ambiguous
     assert ambiguity.sources == ("attn.in_proj_weight",)
     assert set(ambiguity.targets) == {"attn/query/kernel", "attn/key/kernel"}
-    assert "of the 3 tensors that lie in one leaf only 2 are certain" in ambiguity.reason
+    assert "only 2 of the 3 tensors in one leaf are certain" in ambiguity.reason
 
 
 def test_parts_that_do_not_fit_are_reported_with_the_whole() -> None:

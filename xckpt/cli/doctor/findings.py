@@ -70,7 +70,7 @@ def of_machine(machine: Machine, packages: Mapping[str, str | None]) -> Iterator
         text = "neither torch nor jax is installed: only NumPy arrays can be saved and loaded"
         yield Remark("note", text)
     if machine.processors < 2:
-        text = "one processor: digests are made between writes, not beside them"
+        text = "one processor: digests are computed between writes, not while others run"
         yield Remark("slow", text)
     if machine.open_files is not None and machine.open_files < FEW_OPEN:
         text = f"a process may open {machine.open_files} files: raise the limit (ulimit -n 4096)"
@@ -89,10 +89,10 @@ def of_local(found: LocalAbilities) -> Iterator[Remark]:
     if not able.tells_case:
         yield Remark("note", "names that differ in case alone are one: such leaves are refused")
     if not found.exchanges_folders:
-        text = "folders are not exchanged in one step: an overwrite keeps its data in .generations"
+        text = "two folders cannot change places: an overwrite keeps its data in .generations"
         yield Remark("note", f"{text}, and plain zarr readers have to open that folder")
     if not found.links_files:
-        text = "files have one name only: copies and saves with a base write all bytes again"
+        text = "there are no hard links: copies and saves with a base write all bytes again"
         yield Remark("slow", text)
     if found.sync_seconds > SLOW_SYNC:
         each = f"forcing a file to disk takes {1e3 * found.sync_seconds:.0f} ms"

@@ -85,7 +85,7 @@ def _check_size(resolved: ResolvedMapping, unit_bytes: int) -> None:
         return
     most = max(sizes, key=sizes.__getitem__)
     raise MappingError(
-        f"the conversion makes {readable_bytes(total)}, of them {readable_bytes(sizes[most])} of "
+        f"the conversion makes {readable_bytes(total)}, {readable_bytes(sizes[most])} of it for "
         f"{most!r}: check the sizes in the rule that makes it; if they are right, raise "
         f"memory_bytes= of the options"
     )

@@ -114,7 +114,7 @@ def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
     if not path.is_file():
         own = [part.name for part in entries_in(folder, ".metadata") if part.name.startswith("__")]
         hint = (
-            f"it holds {', '.join(own[:3])}, which ranks wrote each for itself (use_collectives="
+            f"it holds {', '.join(own[:3])}, which each rank wrote for itself (use_collectives="
             f"False); such folders are not read"
             if own
             else "check the path, or whether the save finished"

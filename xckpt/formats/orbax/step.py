@@ -75,12 +75,12 @@ def _named(folders: Sequence[FilePath]) -> str:
 def _instead(path: FilePath) -> str:
     """What a folder without a tree holds."""
     if (path / "checkpoint").is_file():
-        return " (a checkpoint of Orbax's old msgpack way is not read)"
+        return " (it holds a msgpack file, as Orbax wrote checkpoints once; these are not read)"
     own = [each for each in folders_in(path) if (each / MANIFEST).is_file()]
     if own:
         return f" ({_named(own)}: checkpoints of xckpt; give the path of one of them: {own[0]})"
     names = [each.name for each in (path, *folders_in(path)) if json_file(each)]
-    return f" (of JSON there is {', '.join(names)}: read that file itself)" if names else ""
+    return f" (it holds JSON: {', '.join(names)}; read that file itself)" if names else ""
 
 
 def user_metadata(
@@ -132,7 +132,7 @@ def _items(step: FilePath, tree: FilePath, memory: Allowance) -> Iterator[tuple[
     if others:
         warnings.warn(
             f"{step}: {printable(', '.join(others))}: items that are neither a tree nor JSON; "
-            "they are not read and do not come along",
+            "they are not read and are left out",
             stacklevel=2,
         )
 

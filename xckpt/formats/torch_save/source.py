@@ -66,8 +66,8 @@ def find_saved(path: FilePath, memory: Allowance | None = None) -> Files:
     if len(files) != 1:
         some = ", ".join(each.name for each in files[:5]) or "none"
         raise NotACheckpointError(
-            f"{path}: files of torch.save were looked for, {WEIGHTS} or the only one; found: "
-            f"{some}; give the path of one"
+            f"{path}: neither {WEIGHTS} nor a single file of torch.save is there; found: {some}; "
+            f"give the path of one"
         )
     return Files((files[0],))
 

@@ -161,7 +161,7 @@ def put_together(pairs: Sequence[Pair]) -> tuple[list[Finding], list[Doubt]]:
         if isinstance(whole, int) or len(together) == len(PARTS):
             findings.append(_finding(sorted(together, key=_number)))
             continue
-        only = f"of the {len(PARTS)} tensors that lie in one leaf only {len(together)} are certain"
+        only = f"only {len(together)} of the {len(PARTS)} tensors in one leaf are certain"
         doubts += [Doubt(pair.source.leaves, pair.target.leaves, only) for pair in together]
     return findings, doubts
 

@@ -312,7 +312,7 @@ def _match_alone(
             if rivals[0].is_alike(others[0]):
                 _accept(alignment, others[0], rivals[0], SAME_SHAPES)
                 continue
-            reason = "their shapes fit, but their names say other things"
+            reason = "their shapes fit, but their names have different meanings"
         modules = frozenset((*others, *rivals))
         if modules not in doubted:
             doubted.add(modules)

@@ -82,7 +82,7 @@ class Scale(TensorOperation, frozen=True):
     def validate(self) -> None:
         """The factor is finite and not 0: the inverse divides by it."""
         if not np.isfinite(self.by) or self.by == 0:
-            raise ValueError(f"nothing comes back from a scale by {self.by}")
+            raise ValueError(f"a scale by {self.by} cannot be undone")
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The scaled tensor."""
@@ -116,7 +116,7 @@ class Add(TensorOperation, frozen=True):
     def validate(self) -> None:
         """The number is finite."""
         if not np.isfinite(self.number):
-            raise ValueError(f"nothing comes back from adding {self.number}")
+            raise ValueError(f"adding {self.number} cannot be undone")
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The tensor with the number added."""

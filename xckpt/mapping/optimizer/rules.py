@@ -150,8 +150,8 @@ def _most(matched: Mapping[str, int], side: str) -> str:
     most = max(matched.values())
     prefixes = sorted(prefix for prefix, count in matched.items() if count == most)
     if not most or len(prefixes) > 1:
-        where = f"{' and '.join(map(repr, prefixes))} alike" if most else "no part"
-        raise MappingError(f"the mapping's {side} names fit {where} of the {side} state")
+        where = f"{' and '.join(map(repr, prefixes))}, equally well, in" if most else "no part of"
+        raise MappingError(f"the mapping's {side} names fit {where} the {side} state")
     return prefixes[0]
 
 

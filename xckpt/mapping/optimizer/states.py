@@ -259,8 +259,8 @@ def _unknown(key: str, place: MomentLeaf, owners: Sequence[str]) -> str:
             "parameters= (the names of each parameter group, in its order), or save what "
             "get_optimizer_state_dict gives"
         )
-    which = f"are {' and '.join(owners)}" if owners else "is no parameter"
-    return f"{place.leaf}: of the name {key!r} there {which}"
+    which = f"may be any of {' and '.join(owners)}" if owners else "is no parameter"
+    return f"{place.leaf}: its parameter {key!r} {which}"
 
 
 def _counts(specs: Mapping[str, TensorSpec], places: Sequence[MomentLeaf]) -> list[str]:
