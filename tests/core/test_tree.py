@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, OrderedDict, UserDict, namedtuple
+from enum import Enum
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -149,6 +152,31 @@ def test_ordered_dicts_stay_ordered():
     tree = OrderedDict(b=1, a=2)
     new = rebuild(tree, lambda name, leaf: leaf)
     assert type(new) is OrderedDict and list(new) == ["b", "a"]
+
+
+class Split(str, Enum):  # noqa: UP042  # a StrEnum has one text
+    """Keys with one text for programs and another for people, as many packages have them."""
+
+    TRAIN = "train"
+
+
+class Layer(int):
+    def __repr__(self) -> str:
+        return "the layer"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(Split.TRAIN, "train"), (np.str_("w"), "w"), (Layer(3), 3), (HTTPStatus.OK, 200)],
+)
+def test_a_key_of_another_class_is_named_by_its_value(key: Any, value: str | int) -> None:
+    tree = {key: 1, "x": [{key: 2}]}
+    plain: Any = {value: 1, "x": [{value: 2}]}
+    flat = flatten(tree)
+    assert flat == flatten(plain) and {type(name) for name in flat.leaves} == {str}
+    assert unflatten(flat.leaves, flat.containers) == plain
+    rebuilt: Any = rebuild(tree, lambda name, leaf: leaf)
+    assert list(rebuilt) == list(tree)
 
 
 class Named(UserDict):

@@ -196,14 +196,16 @@ not a str for w
 
 
 def component(key: str | int) -> str:
-    """A key as it stands in a leaf name.
+    """A key as it stands in a leaf name: its value, where it is of a class such as an enum.
 
     Example:
         >>> component("a/b"), component(0), component("0")
         ('a%2Fb', '0', '%30')
     """
     if isinstance(key, int):
-        return str(key)
+        return int.__repr__(key)
+    if type(key) is not str:
+        key = str.__str__(key)  # a class may have another text for people
     if key == "":
         return "%"
     if "%" in key or "/" in key:
