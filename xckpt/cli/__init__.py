@@ -39,12 +39,9 @@ def main() -> None:
 
 @names_limits
 def _run() -> None:
-    if sys.stdout is None:  # closed by the shell, as in `xckpt gc . >&-`
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process lives
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115  # there is nobody to ask
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:  # closed by the shell, as in `xckpt gc . >&-`
+            setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115  # for the process's life
     missing = [name for name in ("click", "rich") if find_spec(name) is None]
     if missing:
         words = " and ".join(missing)

@@ -1,24 +1,21 @@
-"""What a load by a mapping checks in the data before it fills anything.
+"""Targets of a load by a mapping that share memory: they must be made of equal elements.
 
-1. `check_share`: this rank's share of what the mapping asserts.
-2. `check_targets`: targets that share memory must be made of equal elements. `MadeParts` reads
-   the checkpoint that the mapping describes, so that `xckpt.engine.shared_memory` compares its
-   tensors as those of any other. Leaves that the same steps make of the same tensors are equal.
-
-The source is opened only if there is something to check.
+1. `MadeParts` reads the checkpoint that the mapping describes, so that `xckpt.engine.shared_memory`
+   compares its tensors as those of any other.
+2. Leaves that the same steps make of the same tensors are equal. The source is opened only if there
+   are others to compare.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.make import fill
 from xckpt.convert.units.unit import TargetPart
 from xckpt.core.geometry.box import Box
@@ -28,20 +25,6 @@ from xckpt.engine.shared_memory import check_memory
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.strided_copy import StridedCopy
-from xckpt.mapping.trace import Assertion
-
-
-def check_share(
-    assertions: Sequence[Assertion], open_source: Callable[[], TensorSource], memory_bytes: int
-) -> None:
-    """Check some of a mapping's assertions.
-
-    Raises:
-        MappingError: assertions fail; names one range for each.
-    """
-    if assertions:
-        with contextlib.closing(open_source()) as source:
-            check_assertions(assertions, source, memory_bytes=memory_bytes)
 
 
 def check_targets(

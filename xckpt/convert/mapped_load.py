@@ -26,8 +26,9 @@ from dataclasses import replace
 from typing import Final
 
 from xckpt.convert.conversion import cast_target, require_lossless
-from xckpt.convert.mapped_checks import check_share, check_targets
+from xckpt.convert.mapped_checks import check_targets
 from xckpt.convert.mapped_reads import MappedRead, TargetBox, stored_reads
+from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.unit import source_reads
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
@@ -171,8 +172,9 @@ class MappedLoadPlanner(LoadPlanner):
             UnsupportedLeafError: targets share memory, but different elements are to fill them.
         """
         rank, ranks = self._ranks
-        assertions = self._resolved.assertions[rank::ranks]
-        check_share(assertions, self._open_source, self.options.memory_bytes)
+        if assertions := self._resolved.assertions[rank::ranks]:
+            with contextlib.closing(self._open_source()) as source:
+                check_assertions(assertions, source, memory_bytes=self.options.memory_bytes)
         plan = self._targets.create_local_plan()
         if self.in_place:
             check_targets(self._targets, plan, self._resolved, self._names, self._open_source)
