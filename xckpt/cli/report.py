@@ -209,7 +209,7 @@ def _leaf_report(leaf: Entry) -> LeafReport:
 
 
 def parse_box(text: str, shape: Sequence[int]) -> Box:
-    """The box that a slice is.
+    """The box of a slice that is written as text.
 
     Args:
         text: ``start:stop`` or a position for each dimension, separated by commas; either end may
@@ -227,7 +227,8 @@ def parse_box(text: str, shape: Sequence[int]) -> Box:
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if len(parts) > len(shape):
-        raise ValueError(f"{text!r} has {len(parts)} dimensions, and the tensor {len(shape)}")
+        given = counted(len(parts), "dimension")
+        raise ValueError(f"{text!r} is a slice of {given}, but the tensor has {len(shape)}")
     parts += [":"] * (len(shape) - len(parts))
     ranges = [
         _range(part, d, size) for d, (part, size) in enumerate(zip(parts, shape, strict=True))
