@@ -15,14 +15,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import index
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter
-from xckpt.core.dtypes import dtype_name
-from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.dtypes import DTYPES, dtype_name
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.host_buffers import HostBuffers
 from xckpt.core.leaf import Copyable, SourceLeaf, TargetLeaf
 from xckpt.core.metadata import Sharding
@@ -156,38 +157,48 @@ class ArrayAdapter(Adapter[Leaf]):
         """An array as a source.
 
         Raises:
-            UnsupportedLeafError: its dtype is not one of the format's.
+            UnsupportedLeafError: its dtype is not one of the format's, or `shape_of` or `dtype_of`
+                fails.
         """
-        return _WholeSource(self.shape_of(leaf), self._dtype(leaf, name), leaf)
+        return _WholeSource(*self._described(leaf, name), leaf)
 
     def target_for(self, like: Leaf, name: str, *, in_place: bool) -> TargetLeaf:
         """A target of the array's shape and dtype.
 
         Raises:
-            UnsupportedLeafError: its dtype is not one of the format's.
+            UnsupportedLeafError: its dtype is not one of the format's, or `shape_of` or `dtype_of`
+                fails.
         """
 
         def new(data: NDArray[np.generic]) -> Leaf:
             with _about(self, "from_numpy", name):
-                return self.from_numpy(data, like)
+                made: Leaf | None = self.from_numpy(data, like)
+                if made is None:
+                    raise TypeError("it returned None, not an array")
+                return made
 
         def filled(data: NDArray[np.generic]) -> Leaf:
             with _about(self, "copy_into", name):
                 self.copy_into(like, data)
             return like
 
-        shape = self.shape_of(like)
-        finish = filled if in_place else new
-        return _WholeTarget(shape, self._dtype(like, name), Boxes.whole(shape), finish)
+        shape, dtype = self._described(like, name)
+        return _WholeTarget(shape, dtype, Boxes.whole(shape), filled if in_place else new)
 
-    def _dtype(self, leaf: Leaf, name: str) -> str:
-        dtype = self.dtype_of(leaf)
-        if dtype is None:
-            raise UnsupportedLeafError(
-                f"{name or 'the root'}: {named(type(leaf).__qualname__)} of a dtype that cannot be "
-                f"stored; convert it to a number type first"
-            )
-        return dtype
+    def _described(self, leaf: Leaf, name: str) -> tuple[Shape, str]:
+        """Shape and dtype of an array."""
+        with _about(self, "shape_of", name):
+            shape = tuple(map(index, self.shape_of(leaf)))
+        with _about(self, "dtype_of", name):
+            dtype = self.dtype_of(leaf)
+            if dtype is None:
+                raise UnsupportedLeafError(
+                    f"{named(type(leaf).__qualname__)} of a dtype that cannot be stored; convert "
+                    f"it to a number type first"
+                )
+            if dtype not in DTYPES:
+                raise TypeError(f"it returned {dtype!r}, not the name of a type of the format")
+        return shape, dtype
 
 
 @contextlib.contextmanager

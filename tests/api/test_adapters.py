@@ -114,11 +114,17 @@ class FullDevice(BlockAdapter):
         raise MemoryError("the device is full")
 
 
+class Forgetful(BlockAdapter):
+    def from_numpy(self, data: np.ndarray, like: Block) -> Any:
+        Block()
+
+
 @pytest.mark.parametrize(
     "adapter, load, said",
     [
         (BlockAdapter, xckpt.load, "a Block can be saved, but not loaded"),
         (LostDevice, xckpt.load, "LostDevice.from_numpy failed with RuntimeError: the device is"),
+        (Forgetful, xckpt.load, "Forgetful.from_numpy failed with TypeError: it returned None"),
         (LostDevice, xckpt.load_into, "LostDevice.copy_into failed with RuntimeError: the device"),
     ],
 )
@@ -140,6 +146,32 @@ def test_a_lack_of_memory_in_an_adapter_stays_one(tmp_path: Path) -> None:
     try:
         with pytest.raises(MemoryError, match="the device is full"):
             xckpt.load(tmp_path, {"b": Block()})
+    finally:
+        unregister(it)
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "said"),
+    [
+        ("shape_of", lambda: 1 / 0, "shape_of failed with ZeroDivisionError: division by zero"),
+        ("shape_of", lambda: None, "shape_of failed with TypeError: 'NoneType'"),
+        ("shape_of", lambda: (3.0,), "shape_of failed with TypeError: 'float'"),
+        ("dtype_of", lambda: {}["f"], "dtype_of failed with KeyError: 'f'"),
+        ("dtype_of", lambda: "double", "dtype_of failed with TypeError: it returned 'double', not"),
+        ("dtype_of", lambda: np.dtype("f8"), "dtype_of failed with TypeError: it returned dtype"),
+    ],
+)
+@pytest.mark.parametrize("call", [xckpt.save, xckpt.load, xckpt.load_into])
+def test_an_adapter_that_describes_wrongly_is_said_with_the_leaf(
+    tmp_path: Path, method: str, answer: Callable[[], Any], said: str, call: Callable[..., Any]
+) -> None:
+    if "load" in call.__name__:
+        xckpt.save(tmp_path, {"a": {"b": np.zeros(3)}})
+    wrong = type("Wrong", (BlockAdapter,), {method: lambda self, leaf: answer()})
+    register(it := wrong())
+    try:
+        with pytest.raises(xckpt.UnsupportedLeafError, match=f"a/b: Wrong.{said}"):
+            call(tmp_path, {"a": {"b": Block()}})
     finally:
         unregister(it)
 
