@@ -31,7 +31,7 @@ from xckpt.core.run.temporary import Temporary, keep_policies, save_policies
 from xckpt.core.text.arguments import named
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses, operation
-from xckpt.engine.run.decision import agreed_step
+from xckpt.engine.run.agreement import agreed_step
 from xckpt.options import LoadOptions, SaveOptions, checked_options
 
 __all__ = ["CheckpointManager"]
@@ -43,9 +43,9 @@ DELETE_RATE: Final = 1000.0
 class CheckpointManager(RunReading):
     """The checkpoints of a training run, each in a folder of a root.
 
-    Every rank makes one, and calls it at the same steps; the coordinator's clock, metrics and
-    listings decide. As a context manager it also notes SIGTERM, and at the end waits for the last
-    save.
+    Every rank makes one, and calls it at the same steps; the coordinator's policies, clock, metrics
+    and listings decide. As a context manager it also notes SIGTERM, and at the end waits for the
+    last save.
 
     Args:
         root: a folder or URL, as for `xckpt.save`; made by the first save.

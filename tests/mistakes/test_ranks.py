@@ -287,6 +287,8 @@ def manage(run: xckpt.CheckpointManager, call: str, step: int) -> object:
     state = {"w": torch.zeros(3)}
     if call == "save":
         return run.save(step, state)
+    if call in ("steps", "best"):
+        return run.steps() if call == "steps" else run.best("loss")
     return run.delete(1) if call == "delete" else run.restore(state)
 
 
@@ -304,6 +306,8 @@ WHAT = {
     "save": "save a step, if one is due",
     "delete": "delete a step",
     "restore": "restore a step",
+    "steps": "list the steps",
+    "best": "find the best step",
 }
 
 
@@ -315,6 +319,12 @@ WHAT = {
         ("save", "restore"),
         ("restore", "save"),
         ("delete", "restore"),
+        ("save", "steps"),
+        ("delete", "steps"),
+        ("restore", "steps"),
+        ("best", "steps"),
+        ("save", "best"),
+        ("best", "restore"),
     ],
 )
 def test_another_call_of_the_manager_on_one_rank(
@@ -325,6 +335,17 @@ def test_another_call_of_the_manager_on_one_rank(
     zero, one = (WHAT[call] for call in calls)
     assert f"rank 1: PlanError: this rank is to {one}, and rank 0 to {zero}; every" in first[0][1]
     assert [s.number for s in xckpt.CheckpointManager(tmp_path / "run").steps()] == [1, 2]
+
+
+@pytest.mark.parametrize("call", ["save", "delete", "restore", "best"])
+def test_another_call_where_the_coordinator_has_listed_the_steps(
+    two_ranks: Ranks, tmp_path: Path, call: str
+) -> None:
+    """It waits for nobody, so only the rank that reads its listing learns of it."""
+    first, second = two_ranks.run(on_rank_another_call, tmp_path / "run", ("steps", call))
+    assert first == [("", ""), ("", "")] and second[1] == ("", "")
+    said = f"this rank is to {WHAT[call]}, and rank 0 to list the steps; every rank has to make"
+    assert second[0][0] == "PlanError" and said in second[0][1]
 
 
 def on_rank_zero_alone(rank: int, path: Path) -> tuple[str, str, float]:

@@ -353,3 +353,50 @@ def test_what_ranks_have_to_save_alike_is_compared_when_the_run_begins(
     assert answers == [answers[0]] * 3 and kind == "PlanError"
     assert ("full_every" if name == "full_every" else "chunk_bytes") in text and "rank" in text
     assert not (tmp_path / "run").exists()
+
+
+def on_rank_best(rank: int, root: str, given: Sequence[Any], asked: Sequence[Any]) -> list[Any]:
+    """The best of three steps, and then a save, for which all ranks have to be there still."""
+    with xckpt.CheckpointManager(root, save=EverySteps(1), keep=given[rank], timeout=20) as run:
+        for step in range(3):
+            run.save(step, state_of(step), {"loss": step, "acc": step == 1})
+        run.wait()
+        best: list[int | None] = []
+
+        def ask() -> None:
+            found = run.best(**asked[rank])
+            best.append(found and found.number)
+
+        return [raised(ask), best, run.save(3, state_of(3))]
+
+
+LOSS, ACC, NOT_ASKED = [Best("loss", 3)], [Best("acc", 3, "max")], ({}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "kind", "words"),
+    [
+        ((LOSS, ACC, []), NOT_ASKED, "", ""),
+        (([], LOSS, LOSS), NOT_ASKED, "ValueError", "rank 0: ValueError: name a metric"),
+        ((LOSS, LOSS, LOSS), ({"metric": "loss"}, {}, {}), "", ""),
+        (
+            (LOSS, LOSS, LOSS),
+            ({"metric": "loss"}, {"metric": "loss", "mode": "max"}, {}),
+            "PlanError",
+            "rank 0: ('loss', 'min'), rank 1: ('loss', 'max'), rank 2: ('loss', 'min')",
+        ),
+        (
+            (LOSS, LOSS, LOSS),
+            ({}, {}, {"metric": 5}),
+            "TypeError",
+            "rank 2: TypeError: Best(metric) takes",
+        ),
+    ],
+)
+def test_the_best_step_is_that_of_the_coordinator_on_all_ranks(
+    ranks: Ranks, tmp_path: Path, given: Any, asked: Any, kind: str, words: str
+) -> None:
+    answers = ranks.run(on_rank_best, str(tmp_path / "run"), given, asked)
+    said, best, began = answers[0]
+    assert answers == [answers[0]] * 3 and began
+    assert said[0] == kind and words in said[1] and best == ([] if kind else [0])

@@ -20,6 +20,7 @@ from xckpt.core.run.names import step_name
 from xckpt.core.run.policies import KeepPolicy
 from xckpt.core.run.record import StepRecord
 from xckpt.engine.ranks.group import Group, operation
+from xckpt.engine.run.agreement import listed
 from xckpt.engine.steps import broadcast
 from xckpt.errors import NotACheckpointError
 
@@ -71,15 +72,16 @@ class RunFolder:
 
         Args:
             reread: read all manifests again, and forget which steps are damaged.
+
+        Raises:
+            PlanError: the ranks make different calls.
         """
         from xckpt.storage.run_steps import Steps
 
         if reread:
             self._records, self._unreadable, self.damaged = {}, {}, set()
         before = tuple(self._records)
-        with operation(self.group, "steps of its CheckpointManager"):
-            listed = broadcast(self.group, "list the steps", self._listing)
-        found = msgspec.msgpack.decode(listed, type=Steps)
+        found = msgspec.msgpack.decode(listed(self.group, self._listing), type=Steps)
         records = {key_of(record): record for record in found.records}
         for key in before:
             if key not in records:

@@ -9,7 +9,7 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -34,7 +34,7 @@ from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import Best
 from xckpt.core.run.record import StepRecord
-from xckpt.engine.run.decision import agreed_flag, agreed_step
+from xckpt.engine.run.agreement import Metric, agreed_flag, agreed_metric, agreed_step
 from xckpt.errors import CorruptCheckpointError
 from xckpt.options import LoadOptions
 
@@ -104,19 +104,18 @@ class RunReading:
         Of equal values the newest step counts; NaN, and a step without the metric, never.
 
         Args:
-            metric: its name; by default that of the first `Best` of ``keep``, with its mode.
+            metric: its name; by default that of the first `Best` of the coordinator's ``keep``,
+                with its mode.
             mode: whether the smallest or the largest is best.
 
         Raises:
-            ValueError: no metric is named.
+            TypeError, ValueError: no metric is named, or the mode is neither.
+            PlanError: the ranks name different ones.
         """
-        policies = (policy for rules in self._saves.rules for policy in rules.keep)
-        kept = [policy for policy in policies if isinstance(policy, Best)]
-        if metric is None and not kept:
-            raise ValueError("name a metric, best(metric): keep= has no Best")
+        own = partial(_metric, self._folder, self._saves, metric, mode)
+        wanted = agreed_metric(self._folder.group, own)
         found = self._folder.look()
-        wanted = Best(metric, 1, mode) if metric is not None else replace(kept[0], n=1)
-        numbers = wanted(found)
+        numbers = Best(wanted[0], 1, wanted[1])(found)
         return next((each for each in found if [each.number] == numbers), None)
 
     @overload
@@ -275,3 +274,18 @@ class RunReading:
     def reload(self) -> None:
         """Read all records again, and forget which steps are damaged; collective."""
         self._folder.look(reread=True)
+
+
+def _metric(
+    folder: RunFolder, saves: RunSaves, metric: str | None, mode: Literal["min", "max"]
+) -> Metric | None:
+    """What a rank wants the best of; None: whatever the coordinator does."""
+    if metric is not None:
+        asked = Best(metric, 1, mode)
+        return asked.metric, asked.mode
+    if not folder.is_coordinator:
+        return None
+    for policy in (policy for rules in saves.rules for policy in rules.keep):
+        if isinstance(policy, Best):
+            return policy.metric, policy.mode
+    raise ValueError("name a metric, best(metric): keep= has no Best")

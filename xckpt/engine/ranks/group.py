@@ -100,6 +100,7 @@ CALLS: Final = (
     "restore of its CheckpointManager",
     "delete of its CheckpointManager",
     "steps of its CheckpointManager",
+    "best of its CheckpointManager",
 )
 """What a rank calls, as frames number it."""
 

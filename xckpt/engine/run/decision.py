@@ -8,8 +8,8 @@
 4. An invalid step of a rank is reported then, too, and every rank raises the error. The same holds
    for what each rank prepares once a save is due, such as the numbers of its metrics
    (`Rounds.prepare`).
-5. Any other call of a run, such as a deletion, begins with a broadcast too (`agreed_step`): of its
-   purpose. So a rank that makes another call than the coordinator notices at once.
+5. Any other call of a run begins with a broadcast too (`xckpt.engine.run.agreement`). So a rank
+   that makes another call than the coordinator notices at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 
@@ -33,6 +33,7 @@ small broadcast, and slower ones a thousandth of their time."""
 
 DECIDE: Final = "decide whether to save; nothing was saved"
 OF_SAVE: Final = "save a step, if one is due"
+LIST: Final = "list the steps"
 CALL_OF_SAVE: Final = "save or should_save of its CheckpointManager"
 """See `xckpt.engine.ranks.group.CALLS`."""
 PREPARE: Final = "say what is saved with the step; nothing was saved"
@@ -75,8 +76,12 @@ class _Report(msgspec.Struct, frozen=True, array_like=True):
 
 _report = msgspec.msgpack.Decoder(_Report).decode
 _decision = msgspec.msgpack.Decoder(Decision).decode
-_said = msgspec.msgpack.Decoder(Decision | str).decode
-"""What a coordinator begins a call with: its decision in `save`, the purpose of any other call."""
+Listing: TypeAlias = dict[str, bytes]
+"""`LIST` -> the steps: what the coordinator begins with to list them."""
+
+said_first = msgspec.msgpack.Decoder(Decision | Listing | str).decode
+"""What a coordinator begins a call with: its decision in `save`, its listing, or the purpose of any
+other call."""
 
 
 class Rounds:
@@ -139,9 +144,9 @@ class Rounds:
             return decide(preempted)
         with operation(self._group, CALL_OF_SAVE):
             said = broadcast(self._group, DECIDE, lambda: self._proposal(preempted, decide))
-            proposed = _said(said)
-            if isinstance(proposed, str):
-                _refuse_call(self._group, proposed, OF_SAVE)
+            proposed = said_first(said)
+            if not isinstance(proposed, Decision):
+                refuse_call(self._group, proposed, OF_SAVE)
             if not (proposed.due or proposed.asks):
                 return proposed
             answer = partial(_answer, proposed, decide)
@@ -208,7 +213,7 @@ class Rounds:
 def _answer(proposed: Decision, decide: Callable[[bool], Decision], said: list[bytes]) -> bytes:
     """The coordinator's decision, once it has heard all ranks."""
     reports = [_report(each) for each in said]
-    _refuse_different([report.step for report in reports], AT_DIFFERENT_STEPS)
+    refuse_different([report.step for report in reports], AT_DIFFERENT_STEPS)
     preempted = any(report.preempted for report in reports)
     if proposed.asks or (preempted and not proposed.preempted):
         proposed = decide(preempted)
@@ -217,11 +222,11 @@ def _answer(proposed: Decision, decide: Callable[[bool], Decision], said: list[b
 
 def _at_one_step(said: list[bytes]) -> bytes:
     steps = [msgspec.msgpack.decode(each, type=int | None) for each in said]
-    _refuse_different(steps, AT_DIFFERENT_STEPS)
+    refuse_different(steps, AT_DIFFERENT_STEPS)
     return b""
 
 
-def _refuse_call(group: Group, coordinators: Decision | str, own: str) -> NoReturn:
+def refuse_call(group: Group, coordinators: Decision | Listing | str, own: str) -> NoReturn:
     """Raise on all ranks that this one makes another call than the coordinator.
 
     Args:
@@ -231,10 +236,15 @@ def _refuse_call(group: Group, coordinators: Decision | str, own: str) -> NoRetu
 
     Raises:
         PlanError: always; on all ranks if the coordinator waits for them. A coordinator that
-            decided not to save has gone on.
+            decided not to save, or has listed the steps, has gone on.
     """
-    is_save = isinstance(coordinators, Decision)
-    what = OF_SAVE if is_save else coordinators
+    match coordinators:
+        case Decision():
+            what, step, waits = OF_SAVE, DECIDE, coordinators.due or coordinators.asks
+        case dict():
+            what, step, waits = LIST, LIST, False
+        case _:
+            what, step, waits = coordinators, coordinators, True
     error = PlanError(
         f"this rank is to {_in_short(own)}, and rank {group.coordinator} to {_in_short(what)}; "
         f"every rank has to make the same calls of its CheckpointManager in the same order"
@@ -243,8 +253,8 @@ def _refuse_call(group: Group, coordinators: Decision | str, own: str) -> NoRetu
     def fail() -> bytes:
         raise error
 
-    if not is_save or coordinators.due or coordinators.asks:
-        all_reduce(group, DECIDE if is_save else what, fail, lambda _: b"")
+    if waits:
+        all_reduce(group, step, fail, lambda _: b"")
     raise error
 
 
@@ -252,56 +262,11 @@ def _in_short(what: str) -> str:
     return what.partition(";")[0]
 
 
-def agreed_step(group: Group, what: str, step: Callable[[], int | None]) -> int | None:
-    """The step that all ranks name, or None if they name none; collective.
-
-    Args:
-        group: the ranks of the run.
-        what: the purpose, for the message of a failure.
-        step: what this rank names; may raise.
-
-    Raises:
-        PlanError: the ranks name different ones, or make different calls.
-        Exception: what ``step`` raised on some rank, on every rank.
-
-    Example:
-        >>> from xckpt.engine.ranks.group import LocalGroup
-        >>> agreed_step(LocalGroup(), "delete a step", lambda: 3)
-        3
-    """
-    call = f"{what.split()[0]} of its CheckpointManager"
-    with operation(group, call):
-        proposed = _said(broadcast(group, what, lambda: msgspec.msgpack.encode(what)))
-        if proposed != what:
-            _refuse_call(group, proposed, what)
-        named = all_reduce(group, what, lambda: msgspec.msgpack.encode(step()), _agreed)
-    return msgspec.msgpack.decode(named, type=int | None)
-
-
-def agreed_flag(group: Group, what: str, flag: bool) -> bool:
-    """Whether something is true on all ranks; collective, and ``what`` is its purpose.
-
-    Example:
-        >>> from xckpt.engine.ranks.group import LocalGroup
-        >>> agreed_flag(LocalGroup(), "restore a step", True)
-        True
-    """
-    with operation(group, f"{what.split()[0]} of its CheckpointManager"):
-        all_true = all_reduce(group, what, lambda: b"1" * flag, lambda said: b"1" * all(said))
-    return bool(all_true)
-
-
-def _agreed(said: list[bytes]) -> bytes:
-    steps = [msgspec.msgpack.decode(each, type=int | None) for each in said]
-    _refuse_different(steps, "the ranks name different steps ({}); give all of them the same")
-    return said[0]
-
-
-def _refuse_different(steps: Sequence[int | None], text: str) -> None:
-    """Refuse steps that differ by rank; ``text`` has a place where they are listed.
+def refuse_different(said: Sequence[object], text: str) -> None:
+    """Refuse what differs by rank; ``text`` has a place where it is listed.
 
     Raises:
         PlanError: they do.
     """
-    if len(set(steps)) > 1:
-        raise PlanError(text.format(", ".join(f"rank {r}: {step}" for r, step in enumerate(steps))))
+    if len(set(said)) > 1:
+        raise PlanError(text.format(", ".join(f"rank {r}: {each}" for r, each in enumerate(said))))
