@@ -26,6 +26,9 @@ KIND: Final = "pytree:xckpt.core.part.per_rank.PerRank"
 """The kind of such a container."""
 
 
+NOT_IN_PLACE: Final = "PerRank.all is for xckpt.load and restore, which return what they load"
+
+
 class AllRanks:
     """The state of `PerRank.all`: the checkpoint decides what is in it."""
 
@@ -41,7 +44,7 @@ class AllRanks:
         Raises:
             TypeError: always.
         """
-        raise TypeError("PerRank.all is for xckpt.load and restore, which return what they load")
+        raise TypeError(NOT_IN_PLACE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,9 @@ class PerRank(Generic[Value]):
     Rank 3 saves it under ``NAME/rank3`` and loads it from there: give a `PerRank` in ``like`` too.
     A load on another number of ranks raises `TreeMismatchError`, unless ``missing=`` and
     ``unexpected=`` say otherwise. `PerRank.all` in its place in ``like`` gives every rank a dict
-    with all ranks' values, and so does a load without ``like``. Its arrays are NumPy's, unless a
-    load without ``like`` names a ``framework=``.
+    with all ranks' values, and so does a load without ``like``. Where nothing was saved there, it
+    is a missing leaf; `load_into` refuses it. The arrays are NumPy's, unless a load without
+    ``like`` names a ``framework=``.
 
     Example:
         >>> import xckpt

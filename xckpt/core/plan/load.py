@@ -204,7 +204,7 @@ class DefaultLoadPlanner(LoadPlanner):
         flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
         self.metadata, self._stored_names = with_names_of(flat, metadata)
         self._state = state_dict
-        self._objects = LoadedObjects(flat, self.metadata, self.adapters)
+        self._objects = LoadedObjects(flat, self.metadata, self.adapters, in_place=self.in_place)
         self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
         self.state_dict = dict(self._likes)
         self.is_coordinator = is_coordinator

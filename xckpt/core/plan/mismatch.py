@@ -45,6 +45,9 @@ _CURES: Mapping[str, str] = {
 _RANK = re.compile("(?:.*?/)?rank[0-9]+(?=/|$)")
 """How the name of a leaf of one rank begins; see `xckpt.PerRank`."""
 
+_RANK_PART = re.compile("^rank[0-9]+(?:/|$)|/rank[0-9]+(?=/|$)")
+"""What is in such a name only because of its rank."""
+
 FEW = 50
 """Up to this many missing leaves, each is looked for among the unexpected ones."""
 
@@ -178,6 +181,8 @@ def guess(
     """  # noqa: E501  # a message is one line
     if not missing or not unexpected:
         return _of_ranks([*missing, *unexpected], both)
+    if about := _about_own(missing, unexpected):
+        return [about]
     prefix, count = _prefix(missing, unexpected)
     if prefix:
         return [_about_prefix(prefix, count, "the target", "the checkpoint", "")]
@@ -211,6 +216,22 @@ def _of_ranks(names: Iterable[str], both: Iterable[str]) -> list[str]:
         return []
     cure = "xckpt.PerRank.all in the target takes what each had of its own, to be divided again"
     return [f"probably saved by another number of ranks: {cure}"]
+
+
+def _about_own(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """What to do where only one side has leaves as those of an `xckpt.PerRank`; else ``""``.
+
+    Example:
+        >>> _about_own(["rng/seed"], ["rng/rank0/seed", "rng/rank1/seed"])
+        'probably saved as an xckpt.PerRank: give one in the target too (rng/seed)'
+        >>> _about_own(["data/rank0"], ["data"])
+        'probably saved without xckpt.PerRank: leave it out in the target (data)'
+    """
+    if both := {_RANK_PART.sub("", name, 1) for name in unexpected} & set(missing):
+        return f"probably saved as an xckpt.PerRank: give one in the target too ({min(both)})"
+    if both := {_RANK_PART.sub("", name, 1) for name in missing} & set(unexpected):
+        return f"probably saved without xckpt.PerRank: leave it out in the target ({min(both)})"
+    return ""
 
 
 def _ranks(names: Iterable[str]) -> set[str]:

@@ -8,7 +8,8 @@ shorter. So the checkpoint decides wherever the object has nothing to load into:
    checkpoint has anything there.
 2. At such a place the leaves and containers are the checkpoint's. The object gives a target for
    each tensor there (`ObjectState.like`); it is always a new one.
-3. Everywhere else the object's leaves are targets as in any tree.
+3. Everywhere else the object's leaves are targets as in any tree. `PerRank.all`, which has none,
+   is a leaf itself where the checkpoint has nothing for it: else nobody would miss it.
 4. Once all is read, the state is built from both, and handed to the object.
 """
 
@@ -23,6 +24,7 @@ from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.names import split_name
+from xckpt.core.part.per_rank import NOT_IN_PLACE, AllRanks
 from xckpt.core.tree import FlatTree, rebuild, unflatten
 from xckpt.core.values import value_kind
 
@@ -86,9 +88,15 @@ def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
 
 
 class LoadedObjects:
-    """The objects of a target tree, and what of the checkpoint goes to each."""
+    """The objects of a target tree, and what of the checkpoint goes to each.
 
-    def __init__(self, flat: FlatTree, metadata: Metadata, adapters: Adapters) -> None:
+    Raises:
+        TypeError: `PerRank.all` is to be loaded in place.
+    """
+
+    def __init__(
+        self, flat: FlatTree, metadata: Metadata, adapters: Adapters, *, in_place: bool = False
+    ) -> None:
         self.flat = flat
         # Without objects they are the tree's leaves, of which there may be very many.
         self.likes: Final = dict(flat.leaves) if flat.objects else flat.leaves
@@ -104,6 +112,11 @@ class LoadedObjects:
         known = Names([*metadata.state_dict_metadata, *metadata.containers])
         for name, state in flat.objects.items():
             self._places[name] = places(flat, name, known)
+            if isinstance(state, AllRanks):
+                if in_place:
+                    raise TypeError(f"{name or 'the root'}: {NOT_IN_PLACE}")
+                if name and not known.below(name):
+                    self.likes[name] = None
             for place in self._places[name]:
                 for leaf in own.below(place):
                     del self.likes[leaf]
