@@ -218,9 +218,7 @@ def close_container(node: Container) -> object:
     }
     if kind in ("list", "tuple"):
         if sorted(children, key=repr) != sorted(range(len(children)), key=repr):
-            raise ManifestError(
-                f"{name or 'the root'}: called a {kind}, but its keys are not 0, 1, ..."
-            )
+            raise _misfit(name, f"called a {kind}, but its keys are not 0, 1, ...")
         ordered = [children[index] for index in range(len(children))]
         return ordered if kind == "list" else tuple(ordered)
     if kind == "namedtuple":
@@ -228,12 +226,18 @@ def close_container(node: Container) -> object:
     return children
 
 
+def _misfit(name: str, text: str) -> ManifestError:
+    """The error for a container whose keys are not those of its kind."""
+    problems = [Problem(name, kind="container", text=text)] if name else []
+    return ManifestError(f"{name or 'the root'}: {text}", problems)
+
+
 def _namedtuple(name: str, detail: str, children: Mapping[str | int, object]) -> object:
     title, _, listed = detail.partition(":")
     fields = listed.split(",") if listed else []
     valid = all(part.isidentifier() and not keyword.iskeyword(part) for part in (title, *fields))
     if not valid or len(fields) != len(children) or set(fields) != set(children):
-        raise ManifestError(f"{name}: the namedtuple {detail!r} does not fit its fields")
+        raise _misfit(name, f"the namedtuple {detail!r} does not fit its fields")
     # Only the checkpoint knows the fields, so they have no types.
     class_ = namedtuple(title, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     return class_(*(children[part] for part in fields))

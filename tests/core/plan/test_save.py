@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -254,6 +254,11 @@ def test_gaps_and_overlaps_of_all_leaves_are_listed():
     )
 
 
+class Pair(NamedTuple):
+    one: int
+    other: int
+
+
 CLASH, IN_FIRST = "a leaf and a container have this name", "a container on rank 0"
 
 
@@ -266,7 +271,14 @@ CLASH, IN_FIRST = "a leaf and a container have this name", "a container on rank 
         ({"a": 1}, {"a": []}, f"a: {CLASH}: a leaf on rank 0, a container on rank 1"),
         ({"a": [1]}, {"a": (1,)}, "a: list on rank 0 but tuple on rank 1"),
         ({"a": {}}, {"a": [1]}, "a: dict on rank 0 but list on rank 1"),
-        ({"a": [1]}, {"a": {"x": 1}}, "a: called a list, but its keys are not 0, 1, ..."),
+        ({"a": [1]}, {"a": {"x": 1}}, "a: list on rank 0 but dict on rank 1"),
+        ({"a": {"0": 1}}, {"a": (1,)}, "a: dict on rank 0 but tuple on rank 1"),
+        ({"x": 1}, [1], "the root: dict on rank 0 but list on rank 1"),
+        (
+            {"a": (1, 2)},
+            {"a": Pair(1, 2)},
+            "a: tuple on rank 0 but namedtuple:Pair:one,other on rank 1",
+        ),
     ],
 )
 def test_trees_that_do_not_fit_together_are_refused(one, other, problem):

@@ -164,10 +164,10 @@ def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[st
     try:
         unflatten(dict.fromkeys(names), merged)
     except ManifestError as error:
-        clashes = error.problems or [Problem.of(str(error))]
-        problems |= {
-            n: f"{each}{_holders(plans, n)}" for each in clashes for n in [each.leaf or ""]
-        }
+        for clash in error.problems or [Problem.of(str(error))]:
+            name = clash.leaf or ""
+            said = _holders(plans, name, clash) or _kinds(plans, name) or str(clash)
+            problems.setdefault(name, said)
     problems |= _not_on_all(plans, [n for n in merged if merged[n] == KIND or n in problems])
     if problems:
         raise PlanError.listing("the ranks' trees do not fit together", problems.values())
@@ -205,8 +205,8 @@ def _prefixes(plan: SavePlan) -> set[str]:
     return found
 
 
-def _holders(plans: Sequence[SavePlan], name: str) -> str:
-    """Which ranks have a leaf of a name, and which have a container."""
+def _holders(plans: Sequence[SavePlan], name: str, clash: Problem) -> str:
+    """What is wrong, with the ranks that have a leaf and those that have a container; or ""."""
     leaf: list[int] = []
     container: list[int] = []
     for rank, plan in enumerate(plans):
@@ -217,7 +217,17 @@ def _holders(plans: Sequence[SavePlan], name: str) -> str:
             container.append(rank)
     if not leaf:
         return ""
-    return f": a leaf on {ranks_in_words(leaf)}, a container on {ranks_in_words(container)}"
+    return f"{clash}: a leaf on {ranks_in_words(leaf)}, a container on {ranks_in_words(container)}"
+
+
+def _kinds(plans: Sequence[SavePlan], name: str) -> str:
+    """Which ranks have which kind of container, of which plans list no dict; or ""."""
+    ranks: dict[str, list[int]] = {}
+    for rank, plan in enumerate(plans):
+        if name in _prefixes(plan):
+            ranks.setdefault(plan.containers.get(name, "dict"), []).append(rank)
+    said = " but ".join(f"{kind} on {ranks_in_words(those)}" for kind, those in ranks.items())
+    return f"{name or 'the root'}: {said}" if len(ranks) > 1 else ""
 
 
 def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
