@@ -185,6 +185,18 @@ class ArrayAdapter(Adapter[Leaf]):
         shape, dtype = self._described(like, name)
         return _WholeTarget(shape, dtype, Boxes.whole(shape), filled if in_place else new)
 
+    def read(self, data: Leaf, name: str) -> NDArray[np.generic]:
+        """`to_numpy` of an array, or of a slice of one.
+
+        Raises:
+            UnsupportedLeafError: it fails, or returns something else.
+        """
+        with _about(self, "to_numpy", name):
+            array: object = self.to_numpy(data)
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"it returned {named(type(array).__name__)}, not a NumPy array")
+            return array
+
     def _described(self, leaf: Leaf, name: str) -> tuple[Shape, str]:
         """Shape and dtype of an array."""
         with _about(self, "shape_of", name):

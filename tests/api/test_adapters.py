@@ -176,6 +176,35 @@ def test_an_adapter_that_describes_wrongly_is_said_with_the_leaf(
         unregister(it)
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda: 1 / 0, "failed with ZeroDivisionError: division by zero"),
+        (lambda: None, "failed with TypeError: it returned a NoneType, not a NumPy"),
+        (lambda: [1.0, 2.0], "failed with TypeError: it returned a list, not a NumPy"),
+    ],
+)
+@pytest.mark.parametrize(
+    "save", [xckpt.save, lambda *args, **kwargs: xckpt.save_async(*args, **kwargs).result()]
+)
+@pytest.mark.parametrize("pack_bytes", [0, 1 << 18])
+def test_an_adapter_that_cannot_read_is_said_with_the_leaf(
+    tmp_path: Path, answer: Callable[[], Any], said: str, save: Callable[..., Any], pack_bytes: int
+) -> None:
+    wrong = type("Wrong", (BlockAdapter,), {"to_numpy": lambda self, data: answer()})
+    options = xckpt.SaveOptions(pack_bytes=pack_bytes)
+    register(it := wrong())
+    try:
+        with pytest.raises(
+            xckpt.UnsupportedLeafError, match=f"a/b: Wrong.to_numpy {said}"
+        ) as error:
+            save(tmp_path, {"a": {"b": Block()}}, options=options)
+        if save is xckpt.save:  # one in the background lists all such leaves
+            assert isinstance(error.value.__cause__, ZeroDivisionError | TypeError)
+    finally:
+        unregister(it)
+
+
 class Listed:
     """An array that has its shape as a list."""
 

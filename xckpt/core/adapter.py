@@ -95,29 +95,31 @@ class Adapter(Generic[Leaf]):
         Raises:
             UnsupportedLeafError: it cannot be saved; names the leaf.
         """
-        return self.copyable_source(self.describe(leaf, name))
+        return self.copyable_source(self.describe(leaf, name), name)
 
-    def copyable_source(self, source: SourceLeaf) -> Copyable:
+    def copyable_source(self, source: SourceLeaf, name: str = "") -> Copyable:
         """How to copy what `describe` gave."""
         count = len(source.boxes)
         if isinstance(source, TransferringLeaf):
             source.expect([1] * count)
-        shards = [self._shard(source, index) for index in range(count)]
+        shards = [self._shard(source, index, name) for index in range(count)]
         return Copyable(shards, partial(HostSource.in_place_of, source))
 
-    def _shard(self, source: SourceLeaf, index: int) -> NDArray[np.generic]:
+    def _shard(self, source: SourceLeaf, index: int, name: str) -> NDArray[np.generic]:
         data: Any = source.data(index)  # NumPy's, or of this framework
-        return data if isinstance(data, np.ndarray) else self.to_numpy(data)
+        return data if isinstance(data, np.ndarray) else self.read(data, name)
 
     def to_numpy(self, data: Leaf) -> NDArray[np.generic]:
-        """A tensor of this framework as a NumPy array that shares its memory where it can.
-
-        Any strides; the format's dtypes (ml_dtypes included).
+        """A tensor as NumPy's, of a dtype of the format and any strides, its memory where it can.
 
         Raises:
             TypeError: it is not a tensor that can be read.
         """
         _cannot("read", data)
+
+    def read(self, data: Leaf, name: str) -> NDArray[np.generic]:
+        """`to_numpy` of a leaf, or of a part of it; ``name`` is for an error."""
+        return self.to_numpy(data)
 
     def writable_numpy(self, buffer: Leaf) -> NDArray[np.generic] | None:
         """A writable NumPy view of a tensor; None if its memory cannot be reached from the host."""
@@ -240,7 +242,7 @@ class Adapters:
         adapter = self._owner_or_refusal(like, name)
         return None if adapter is None else adapter.target_for(like, name, in_place=in_place)
 
-    def to_numpy(self, data: object) -> NDArray[np.generic]:
+    def to_numpy(self, data: object, name: str = "") -> NDArray[np.generic]:
         """Any framework's tensor as a NumPy array that shares its memory where it can.
 
         Raises:
@@ -249,7 +251,7 @@ class Adapters:
         if isinstance(data, np.ndarray):
             return data
         adapter = self.owner(data)
-        return _cannot("read", data) if adapter is None else adapter.to_numpy(data)
+        return _cannot("read", data) if adapter is None else adapter.read(data, name)
 
     def writable_numpy(self, buffer: object) -> NDArray[np.generic] | None:
         """A writable NumPy view of any framework's tensor; None if the host cannot reach it."""

@@ -137,7 +137,7 @@ def resolved(planner: SavePlanner, item: WriteItem) -> NDArray[np.generic]:
     if not is_tensor:
         what = type(data).__name__
         raise PlanError(f"{item.index.fqn}: resolve_data must return a tensor, not {named(what)}")
-    return adapters.to_numpy(data)
+    return adapters.to_numpy(data, item.index.fqn)
 
 
 def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[str, str]:

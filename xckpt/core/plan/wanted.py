@@ -152,7 +152,7 @@ class WantedLeaf(msgspec.Struct, gc=False):
         Raises:
             PlanError: they are of another shape or dtype.
         """
-        region, given = self.memory(item), adapters.to_numpy(tensor)
+        region, given = self.memory(item), adapters.to_numpy(tensor, self.name)
         memory = adapters.writable_numpy(region)
         if memory is not None and np.may_share_memory(memory, given):
             return

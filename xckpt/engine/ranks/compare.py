@@ -222,7 +222,7 @@ class _Own:
         """Each argument, and the digest of each leaf that others have too."""
         leaves: dict[str, bytes] = {}
         for number in np.flatnonzero(np.isin(self.hashes(), common)).tolist():
-            array = self.adapters.to_numpy(self.data[number])
+            array = self.adapters.to_numpy(self.data[number], self.names[number])
             leaves[self.names[number]] = xxhash.xxh3_128_digest(_bytes_of(array))
             WORK.get().moved = time.monotonic()
         return _Details(dict(self.arguments), leaves)
