@@ -89,6 +89,33 @@ def test_damage_is_no_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert reads == [0]
 
 
+AGAIN = "load into it again"
+
+
+def notes_of(call: Callable[[], object]) -> str:
+    with pytest.raises(xckpt.XckptError) as raised:
+        call()
+    return "\n".join(getattr(raised.value, "__notes__", ()))
+
+
+def test_who_has_a_state_that_is_partly_filled_is_told(tmp_path: Path) -> None:
+    path, into = tmp_path / "a", state(-1)
+    xckpt.save(path, state(0))
+    (path / "v" / "c" / "0").write_bytes(b"x" * 40_000 * 8)
+    assert AGAIN not in notes_of(lambda: xckpt.load(path))
+    assert AGAIN not in notes_of(lambda: xckpt.load_into(path, {"w": into["w"]}))
+    assert number_of(into) == -1  # no leaf is read before all are checked
+    assert AGAIN in notes_of(lambda: xckpt.load_into(path, into))
+
+
+def test_who_has_one_from_a_checkpoint_that_was_replaced_is_told(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"other": np.arange(3)}
+    before_reading(monkeypatch, lambda _: xckpt.save(path, other, overwrite=True))
+    assert AGAIN in notes_of(lambda: xckpt.load_into(path, state(-1)))
+
+
 @pytest.mark.parametrize("share", [True, False])
 def test_all_ranks_alike(path: str, monkeypatch: pytest.MonkeyPatch, share: bool) -> None:
     """The first read of the second rank sees another checkpoint than that of the first one."""

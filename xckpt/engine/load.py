@@ -47,6 +47,10 @@ PREPARED: Final = "prepare_global_plan"
 FIND = "read the manifest; nothing was loaded"
 PLAN = "plan the load; nothing was loaded"
 READ = "read; targets may be partly filled"
+PARTLY_FILLED = (
+    "What was to be filled may hold loaded elements beside its old ones: load into it again, from "
+    "here or from another checkpoint, before it is used."
+)
 
 logger: Final = logging.getLogger("xckpt")
 
@@ -153,7 +157,12 @@ def load_state(
     if watch is not None:
         load.step, group = watch.step, watch.watched(group)
     with watch or nullcontext(), together:
-        return load.run(group)
+        try:
+            return load.run(group)
+        except Exception as error:
+            if planner.in_place and load.has_read:
+                error.add_note(PARTLY_FILLED)
+            raise
 
 
 @dataclass(slots=True)
@@ -173,6 +182,8 @@ class _Load:
     restarts: Restarts = field(default_factory=Restarts)
     is_last: bool = True
     """Whether no try follows this one, by the coordinator's word."""
+    has_read: bool = False
+    """Whether this rank has begun to read, in this try or in one before."""
 
     def run(self, group: Group) -> Loaded:
         """All steps, on all ranks; then the planner's result."""
@@ -294,6 +305,7 @@ class _Load:
                 planner.check_plan(plan)
                 if self.watch is not None:
                     self.watch.bytes = bytes_read(plan, self.metadata)
+                self.has_read = True
                 self.reader.read_data(plan, planner)
         finally:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
