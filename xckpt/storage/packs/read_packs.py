@@ -4,12 +4,15 @@
    columns.
 2. Ranges of a pack (`xckpt.core.manifest.packs.runs`) are asked for, within the budget
    (`xckpt.storage.chunks.range_reads`).
-3. Each chunk of a range is verified, and its elements are handed over.
+3. Each chunk of a range is verified, and its elements are handed over; by one thread at a time
+   where the chunks are small.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 1 << 20
 """What is read of a local pack at a time: its chunks are copied while they are in the cache."""
+
+IN_TURN_BYTES = 1 << 18
+"""Chunks of fewer bytes, on average, are taken by one thread at a time. Python does most of that
+work: threads that wait for the interpreter at each chunk make it take up to twice as long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +67,7 @@ class PackReads(RangeReads[PackedRange]):
     def __init__(self, window: ChunkWindow, wanted: PackedChunks) -> None:
         super().__init__(window)
         self._wanted = wanted
+        self._in_turn = threading.Lock()
 
     def read(self) -> None:
         """Begin to read the chunks, within the window's budget."""
@@ -91,7 +99,12 @@ class PackReads(RangeReads[PackedRange]):
 
     def take(self, content: bytes | memoryview, start: int, members: PackedRange) -> None:
         """Verify the chunks of a range that was read from byte ``start`` on, and land them."""
-        wanted, source, view = self._wanted, self.window.source, memoryview(content)
+        nbytes = self._wanted.nbytes[members.rows]
+        with self._in_turn if nbytes.mean() < IN_TURN_BYTES else nullcontext():
+            self._take(memoryview(content), start, members)
+
+    def _take(self, view: memoryview, start: int, members: PackedRange) -> None:
+        wanted, source = self._wanted, self.window.source
         rows, lows, nbytes = members.rows, members.offsets - start, wanted.nbytes[members.rows]
         parts = [view[a:b] for a, b in np.stack([lows, lows + nbytes], axis=1).tolist()]
         digests = list(map(digest_bytes, parts))
