@@ -62,8 +62,11 @@ def judge(
         except Refused as refusal:
             outcome.refused += 1
             outcome.refusals[str(refusal)] += 1
-        except Exception:
+        except Exception as error:
             outcome.failed += 1
+            # The first one, in case that none fails when they are tried again.
+            outcome.error = outcome.error or f"{message(error)} (this failed once alone)"
+            outcome.smallest = outcome.smallest or repr(case)
         else:
             outcome.passed += 1
 

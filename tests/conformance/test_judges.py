@@ -97,6 +97,19 @@ def test_a_law_that_fits_no_case_passes_none(monkeypatch: pytest.MonkeyPatch) ->
     assert found.verdict == "not supported"
 
 
+def test_a_failure_that_does_not_come_again_is_told() -> None:
+    calls = 0
+
+    def once(implementation: Implementation, case: Case) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise TimeoutError("a rank hangs")
+
+    found = tried("once", once)
+    assert (found.failed, found.error) == (1, "TimeoutError: a rank hangs (this failed once alone)")
+
+
 def test_a_failure_shrinks_past_cases_that_do_not_fit() -> None:
     def large(implementation: Implementation, case: Case) -> None:
         if len(case.leaves) < 2:
