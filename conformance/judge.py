@@ -64,8 +64,8 @@ def judge(
             outcome.refusals[str(refusal)] += 1
         except Exception as error:
             outcome.failed += 1
-            # The first one, in case that none fails when they are tried again.
-            outcome.error = outcome.error or f"{message(error)} (this failed once alone)"
+            # The first one, in case none fails when all are tried again.
+            outcome.error = outcome.error or f"{message(error)} (it failed only once)"
             outcome.smallest = outcome.smallest or repr(case)
         else:
             outcome.passed += 1

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import xckpt
+from conformance.implementations.threads import run_ranks
 from xckpt.adapters import Adapter, ArrayAdapter, register, unregister
 from xckpt.engine import adapters as known
 
@@ -201,6 +202,21 @@ def test_an_adapter_that_cannot_read_is_said_with_the_leaf(
             save(tmp_path, {"a": {"b": Block()}}, options=options)
         if save is xckpt.save:  # one in the background lists all such leaves
             assert isinstance(error.value.__cause__, ZeroDivisionError | TypeError)
+    finally:
+        unregister(it)
+
+
+class BrokenDevice(BlockAdapter):
+    def to_numpy(self, data: Block) -> np.ndarray:
+        raise RuntimeError("the device is gone")
+
+
+def test_ranks_that_compare_such_leaves_name_the_leaf(tmp_path: Path) -> None:
+    register(it := BrokenDevice())
+    try:
+        state = {"a": {"b": Block()}, "c": Block()}
+        for outcome in run_ranks(2, lambda group: xckpt.save(tmp_path / "a", state, group=group)):
+            assert "a/b: BrokenDevice.to_numpy failed with RuntimeError" in str(outcome.error)
     finally:
         unregister(it)
 

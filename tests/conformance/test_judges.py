@@ -97,7 +97,7 @@ def test_a_law_that_fits_no_case_passes_none(monkeypatch: pytest.MonkeyPatch) ->
     assert found.verdict == "not supported"
 
 
-def test_a_failure_that_does_not_come_again_is_told() -> None:
+def test_a_failure_that_does_not_come_again_is_reported() -> None:
     calls = 0
 
     def once(implementation: Implementation, case: Case) -> None:
@@ -107,7 +107,7 @@ def test_a_failure_that_does_not_come_again_is_told() -> None:
             raise TimeoutError("a rank hangs")
 
     found = tried("once", once)
-    assert (found.failed, found.error) == (1, "TimeoutError: a rank hangs (this failed once alone)")
+    assert (found.failed, found.error) == (1, "TimeoutError: a rank hangs (it failed only once)")
 
 
 def test_a_failure_shrinks_past_cases_that_do_not_fit() -> None:

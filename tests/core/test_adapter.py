@@ -72,10 +72,10 @@ def test_a_source_of_the_core_needs_no_adapter(source: SourceLeaf):
 
 
 def test_data_of_an_unknown_type_is_a_type_error():
-    assert ADAPTERS.to_numpy(W) is W and ADAPTERS.writable_numpy(W) is W
+    assert ADAPTERS.to_numpy(W, "w") is W and ADAPTERS.writable_numpy(W) is W
     assert ADAPTERS.writable_numpy("text") is None
     with pytest.raises(TypeError, match=r"no adapter can read a builtins\.str"):
-        ADAPTERS.to_numpy("text")
+        ADAPTERS.to_numpy("text", "t")
     with pytest.raises(TypeError, match=r"no adapter can write a builtins\.str"):
         ADAPTERS.copy_into("text", W)
 
@@ -89,7 +89,7 @@ def test_an_adapter_can_do_nothing_by_default():
     with pytest.raises(UnsupportedLeafError, match=r"^w: a tests.*Pair cannot be loaded"):
         adapters.target_for(thing, "w", in_place=False)
     with pytest.raises(TypeError, match=r"no adapter can read a tests.*Pair"):
-        adapters.to_numpy(thing)
+        adapters.to_numpy(thing, "w")
     with pytest.raises(TypeError, match=r"no adapter can write a tests.*Pair"):
         adapters.copy_into(thing, W)
     assert adapters.writable_numpy(thing) is adapters.pinned_memory(8) is None

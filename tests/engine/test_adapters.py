@@ -74,9 +74,9 @@ def test_what_is_imported_during_a_save_is_found(monkeypatch: pytest.MonkeyPatch
     registry._MODULES["late_framework"] = "late_adapter"
     before = loaded_adapters()
     with pytest.raises(TypeError, match="Thing"):
-        before.to_numpy(Thing())
+        before.to_numpy(Thing(), "a")
     monkeypatch.setitem(sys.modules, "late_framework", ModuleType("late_framework"))
-    assert before.to_numpy(Thing()) is W
+    assert before.to_numpy(Thing(), "a") is W
     assert (*before.known, home.ADAPTER) == loaded_adapters().known
 
 

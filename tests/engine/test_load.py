@@ -98,7 +98,7 @@ def notes_of(call: Callable[[], object]) -> str:
     return "\n".join(getattr(raised.value, "__notes__", ()))
 
 
-def test_who_has_a_state_that_is_partly_filled_is_told(tmp_path: Path) -> None:
+def test_an_error_says_that_the_state_is_partly_filled(tmp_path: Path) -> None:
     path, into = tmp_path / "a", state(-1)
     xckpt.save(path, state(0))
     (path / "v" / "c" / "0").write_bytes(b"x" * 40_000 * 8)
@@ -108,7 +108,7 @@ def test_who_has_a_state_that_is_partly_filled_is_told(tmp_path: Path) -> None:
     assert AGAIN in notes_of(lambda: xckpt.load_into(path, into))
 
 
-def test_who_has_one_from_a_checkpoint_that_was_replaced_is_told(
+def test_it_says_so_where_the_checkpoint_was_replaced(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = {"other": np.arange(3)}

@@ -242,8 +242,8 @@ class Adapters:
         adapter = self._owner_or_refusal(like, name)
         return None if adapter is None else adapter.target_for(like, name, in_place=in_place)
 
-    def to_numpy(self, data: object, name: str = "") -> NDArray[np.generic]:
-        """Any framework's tensor as a NumPy array that shares its memory where it can.
+    def to_numpy(self, data: object, name: str) -> NDArray[np.generic]:
+        """A leaf, or a part of it, as a NumPy array that shares its memory where it can.
 
         Raises:
             TypeError: no adapter can read it.

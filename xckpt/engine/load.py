@@ -48,8 +48,8 @@ FIND = "read the manifest; nothing was loaded"
 PLAN = "plan the load; nothing was loaded"
 READ = "read; targets may be partly filled"
 PARTLY_FILLED = (
-    "What was to be filled may hold loaded elements beside its old ones: load into it again, from "
-    "here or from another checkpoint, before it is used."
+    "The state may hold loaded elements beside old ones: load into it again, from this or another "
+    "checkpoint, before you use it."
 )
 
 logger: Final = logging.getLogger("xckpt")

@@ -38,9 +38,8 @@ class StoredArray:
 
     Indices are those of zarr-python: ints, slices, ``...``, a list or mask for one dimension;
     arrays for all dimensions pick single elements, as `vindex` does. An array may be of any
-    framework; one without dimensions is an int. Slices may have negative
-    steps. It can be pickled, for workers that reach the same storage; dask and torch take it as an
-    array.
+    framework; one without dimensions is an int. Slices may have negative steps. It can be pickled,
+    for workers that reach the same storage; dask and torch take it as an array.
 
     Example:
         >>> import xckpt

@@ -131,7 +131,9 @@ class TorchAdapter(Adapter[torch.Tensor]):
             recipe = specialist.rebuild_recipe(leaf)
         elif type(leaf) in PLAIN:
             recipe = plain_recipe(leaf, source.data(0))
-        return self.copyable_source(source) if recipe is None else to_copyable(recipe, source.dtype)
+        if recipe is None:
+            return self.copyable_source(source, name)
+        return to_copyable(recipe, source.dtype)
 
     def target_for(
         self, like: torch.Tensor, name: str, *, in_place: bool

@@ -122,20 +122,28 @@ class Joining(Protocol):
         ...
 
 
-def joined(data: Iterable[object], adapters: Adapters) -> Iterator[NDArray[np.generic]]:
+def joined(
+    leaves: Iterable[tuple[str, object]], adapters: Adapters
+) -> Iterator[NDArray[np.generic]]:
     """The elements of any frameworks' tensors, in fewer arrays where that is quicker.
+
+    Args:
+        leaves: (name, tensor) of each; the name is for an error.
+        adapters: know the frameworks.
 
     Example:
         >>> from xckpt.core.adapter import NO_ADAPTERS
-        >>> [array.tolist() for array in joined([np.arange(2), np.ones(1)], NO_ADAPTERS)]
+        >>> leaves = [("a", np.arange(2)), ("b", np.ones(1))]
+        >>> [array.tolist() for array in joined(leaves, NO_ADAPTERS)]
         [[0, 1], [1.0]]
     """
-    by_type: dict[type[object], list[object]] = {}
-    for each in data:
-        by_type.setdefault(type(each), []).append(each)
+    by_type: dict[type[object], list[tuple[str, object]]] = {}
+    for name, data in leaves:
+        by_type.setdefault(type(data), []).append((name, data))
     for same in by_type.values():
-        owner = None if isinstance(same[0], np.ndarray) else adapters.owner(same[0])
+        first = same[0][1]
+        owner = None if isinstance(first, np.ndarray) else adapters.owner(first)
         if isinstance(owner, Joining):
-            yield from owner.joined(same)
+            yield from owner.joined([data for _, data in same])
         else:
-            yield from map(adapters.to_numpy, same)
+            yield from (adapters.to_numpy(data, name) for name, data in same)

@@ -209,7 +209,7 @@ class _Own:
         """A hash of the names, one of what they stand for and of the arguments, and the host's."""
         names = xxhash.xxh3_64(_text("\n".join(self.names)))
         contents = xxhash.xxh3_64(_encode(self.arguments))
-        for array in joined(self.data, self.adapters):
+        for array in joined(zip(map(_leaf_of, self.names), self.data, strict=True), self.adapters):
             contents.update(_bytes_of(array))
             WORK.get().moved = time.monotonic()
         return names.digest() + contents.digest() + xxhash.xxh32_digest(_text(self.host))
@@ -222,10 +222,15 @@ class _Own:
         """Each argument, and the digest of each leaf that others have too."""
         leaves: dict[str, bytes] = {}
         for number in np.flatnonzero(np.isin(self.hashes(), common)).tolist():
-            array = self.adapters.to_numpy(self.data[number], self.names[number])
+            array = self.adapters.to_numpy(self.data[number], _leaf_of(self.names[number]))
             leaves[self.names[number]] = xxhash.xxh3_128_digest(_bytes_of(array))
             WORK.get().moved = time.monotonic()
         return _Details(dict(self.arguments), leaves)
+
+
+def _leaf_of(name: str) -> str:
+    """The leaf of a name of `_Own.names`."""
+    return name.rpartition("\0")[0]
 
 
 def _text(name: str) -> bytes:

@@ -144,8 +144,9 @@ class StoredPath:
 
 
 FilePath: TypeAlias = Path | StoredPath
-AnyPath = TypeVar("AnyPath", bound=FilePath)
 """A path on any storage."""
+AnyPath = TypeVar("AnyPath", bound=FilePath)
+"""The same, for functions that lead from one to others of its kind."""
 
 
 def find_path(path: str | os.PathLike[str]) -> FilePath:
@@ -235,6 +236,6 @@ def entries_in(folder: AnyPath, *suffixes: str) -> list[AnyPath]:
     """
     if not folder.is_dir():
         return []
-    inside = cast(Iterator[AnyPath], folder.iterdir())  # A path of one kind leads to its own kind.
+    inside = cast(Iterator[AnyPath], folder.iterdir())  # of its own kind
     entries = [each for each in inside if each.name.endswith(suffixes or ("",))]
     return sorted(entries, key=lambda each: each.name)

@@ -99,19 +99,19 @@ class PackReads(RangeReads[PackedRange]):
 
     def take(self, content: bytes | memoryview, start: int, members: PackedRange) -> None:
         """Verify the chunks of a range that was read from byte ``start`` on, and land them."""
-        nbytes = self._wanted.nbytes[members.rows]
-        with self._in_turn if nbytes.mean() < IN_TURN_BYTES else nullcontext():
-            self._take(memoryview(content), start, members)
-
-    def _take(self, view: memoryview, start: int, members: PackedRange) -> None:
-        wanted, source = self._wanted, self.window.source
-        rows, lows, nbytes = members.rows, members.offsets - start, wanted.nbytes[members.rows]
+        rows, lows, view = members.rows, members.offsets - start, memoryview(content)
+        nbytes = self._wanted.nbytes[rows]
         parts = [view[a:b] for a, b in np.stack([lows, lows + nbytes], axis=1).tolist()]
+        with self._in_turn if nbytes.mean() < IN_TURN_BYTES else nullcontext():
+            self._take(rows, parts)
+
+    def _take(self, rows: Int64s, parts: Sequence[memoryview]) -> None:
+        wanted, source = self._wanted, self.window.source
         digests = list(map(digest_bytes, parts))
         saved, there = source.integrity.digests.rows(wanted.numbers[rows])
         right = there.all() and b"".join(digests) == saved.tobytes()  # as most are
         if right:
-            source.count(int(nbytes.sum()))
+            source.count(sum(map(len, parts)))
         for row, part, digest in zip(rows.tolist(), parts, digests, strict=True):
             try:
                 if not right:

@@ -224,7 +224,7 @@ class XlaAdapter(Adapter[Leaf]):
         """
         source = self.describe(leaf, name)
         if not isinstance(leaf, torch.Tensor):
-            return self.copyable_source(source)
+            return self.copyable_source(source, name)
         fetched = CpuShards.of(leaf, name)
         return Copyable((), lambda copies: fetched)
 
