@@ -175,6 +175,7 @@ def on_rank_save_reshaped(rank: int, path: Path) -> None:
     full = torch.arange(24.0)
     leaf = distribute_tensor(full.reshape(3, 8), mesh, [Shard(1)]).reshape(-1)
     xckpt.save(path, {"w": leaf})
+    xckpt.save_async(path.with_suffix(".later"), {"w": leaf}).result(timeout=60)
     like = distribute_tensor(torch.zeros(2, 12), mesh, [Shard(1)]).reshape(-1)
     loaded = load(path, {"w": like})["w"]
     expected = distribute_tensor(full.reshape(2, 12), mesh, [Shard(1)]).reshape(-1)
@@ -185,7 +186,8 @@ def on_rank_save_reshaped(rank: int, path: Path) -> None:
 def test_interleaved_rows(four_ranks: Ranks, folders: Iterator[Path]) -> None:
     path = next(folders)
     four_ranks.run(on_rank_save_reshaped, path)
-    np.testing.assert_array_equal(load(path)["w"], np.arange(24.0))
+    for saved in (path, path.with_suffix(".later")):
+        np.testing.assert_array_equal(load(saved)["w"], np.arange(24.0))
 
 
 def on_rank_save_some(rank: int, path: Path) -> None:

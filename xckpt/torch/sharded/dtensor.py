@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, cast
@@ -43,6 +43,7 @@ from xckpt.torch.leaf import (
 from xckpt.torch.sharded.hooked import local_shards, new_wrapper
 from xckpt.torch.sharded.on_mesh import (
     check_placements,
+    check_rank,
     is_literal,
     local_boxes,
     split_factor,
@@ -91,10 +92,13 @@ class _Seen(NamedTuple):
     placements: Sequence[Placement]
     local_shape: tuple[int, ...]
     layout: _Layout
+    rank: int | None
+    """Of this process, which may become another when the process group is made again."""
 
     def still(self, spec: object, tensor: DTensor, local_shape: tuple[int, ...]) -> bool:
         """Whether the layout is that of a tensor with this description."""
         same = self.spec() is spec and self.placements is tensor.placements
+        same = same and self.rank == _this_rank()
         return same and self.local_shape == local_shape and self.layout.shape == tensor.shape
 
 
@@ -166,19 +170,26 @@ def rebuild_recipe(leaf: torch.Tensor) -> RebuildRecipe | None:
         return None
 
     def rebuild(copies: Sequence[torch.Tensor]) -> torch.Tensor:
-        # torch's protocol for wrappers, which knows more of a DTensor than from_local takes.
-        inner, context = tensor.__tensor_flatten__()
-        parts = {name: getattr(tensor, name) for name in inner} | {"_local_tensor": copies[0]}
-        new = DTensor.__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
-        return as_parameter(leaf, new)
+        return as_parameter(leaf, _over(tensor, copies[0]))
 
     return RebuildRecipe([local.detach()], rebuild)
 
 
 def _empty_like(like: DTensor) -> DTensor:
-    """New memory; torch keeps all that the placements do not say (the order of the cuts)."""
+    """New memory for a DTensor that is the same in all else."""
     device = like.device_mesh.device_type if like.is_meta else like.device
-    return cast(DTensor, torch.empty_like(like, device=device, requires_grad=False))
+    local = awaited(_local_tensor(like))
+    return _over(like, torch.empty_like(local, device=device, requires_grad=False))
+
+
+def _over(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor over a local tensor that has all else of another one, the order of cuts too.
+
+    Made as torch makes its own. What `empty_like` makes may lie on an older mesh (`check_rank`),
+    and torch's protocol for wrappers refuses some that have a _StridedShard.
+    """
+    made: Callable[..., DTensor] = DTensor
+    return made(local, tensor._spec, requires_grad=False)
 
 
 def _local_tensor(tensor: DTensor) -> torch.Tensor:
@@ -219,8 +230,15 @@ def _layout(tensor: DTensor, local_shape: tuple[int, ...], name: str) -> _Layout
     layout = _found(tensor, local_shape, name)
     if spec is not None and len(_seen) < MOST_SEEN:
         gone = partial(_forget, id(spec))
-        _seen[id(spec)] = _Seen(weakref.ref(spec, gone), tensor.placements, local_shape, layout)
+        about = tensor.placements, local_shape, layout, _this_rank()
+        _seen[id(spec)] = _Seen(weakref.ref(spec, gone), *about)
     return layout
+
+
+def _this_rank() -> int | None:
+    """This process's number among all; None where torch has not numbered them."""
+    world = dist.group.WORLD  # quicker than get_rank, for each tensor of a save
+    return None if world is None else world.rank()
 
 
 def _forget(number: int, _: object) -> None:
@@ -232,6 +250,7 @@ def _found(tensor: DTensor, local_shape: tuple[int, ...], name: str) -> _Layout:
     """The layout of all that lie like a DTensor, by mesh, placements and shapes."""
     coordinate = tensor.device_mesh.get_coordinate()
     place = None if coordinate is None else tuple(coordinate)
+    check_rank(tensor, place, _this_rank(), name)
     order = getattr(getattr(tensor, "_spec", None), "shard_order", None), is_literal(tensor)
     placements = tensor.placements
     factors = tuple(map(split_factor, placements))  # torch compares placements without them

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
@@ -73,6 +74,29 @@ def check_placements(placements: Sequence[Placement], name: str) -> None:
             )
 
 
+def check_rank(
+    tensor: DTensor, coordinate: tuple[int, ...] | None, rank: int | None, name: str
+) -> None:
+    """Refuse a mesh in which this process has another rank than it has now.
+
+    torch keeps meshes longer than their process groups: what it makes of a DTensor (`zeros_like`)
+    may lie on an equal mesh of the groups before.
+
+    Raises:
+        UnsupportedLeafError: the mesh is one of those.
+    """
+    mesh = tensor.device_mesh
+    if rank is None:
+        return
+    found: list[list[int]] = np.argwhere(mesh.mesh.cpu().numpy() == rank).tolist()
+    if found != ([] if coordinate is None else [list(coordinate)]):
+        raise UnsupportedLeafError(
+            f"{name}: a DTensor on an older {mesh}, made before this process became rank {rank}; "
+            f"make it by DTensor.from_local on a mesh of the present process group (zeros_like, "
+            f"detach and the like may give it an equal, older mesh)"
+        )
+
+
 def _check_order(tensor: DTensor, coordinate: Sequence[int], name: str) -> None:
     """Refuse shards along a mesh axis whose ranks do not ascend.
 
@@ -81,8 +105,11 @@ def _check_order(tensor: DTensor, coordinate: Sequence[int], name: str) -> None:
     different rows on a rank under one and the same placement.
     """
     mesh = tensor.device_mesh
+    numbers = mesh.mesh.cpu().numpy()
     for axis, placement in enumerate(tensor.placements):
-        if _sharded_dim(placement) is None or mesh.get_local_rank(axis) == coordinate[axis]:
+        # Of the mesh's numbers: its process groups may be gone, where all groups were made again.
+        along = numbers[(*coordinate[:axis], slice(None), *coordinate[axis + 1 :])]
+        if _sharded_dim(placement) is None or np.all(np.diff(along) > 0):
             continue
         raise UnsupportedLeafError(
             f"{name}: a DTensor with {placement!r} on mesh axis {axis} of {mesh}, along which the "
