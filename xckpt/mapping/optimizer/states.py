@@ -17,7 +17,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
+from xckpt.core.metadata import Metadata
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
 from xckpt.engine.adapters import loaded_adapters
@@ -174,13 +176,19 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
     if is_table(state) and any(isinstance(value, TensorSpec) for value in state.values()):
         specs = {name: each for name, each in state.items() if isinstance(each, TensorSpec)}
         return specs, {name: each for name, each in state.items() if name not in specs}
-    leaves = flatten(state, loaded_adapters()).leaves
     values: dict[str, object] = {
         mapping_name(split_name(name)): leaf
-        for name, leaf in leaves.items()
+        for name, leaf in _leaves(state).items()
         if isinstance(leaf, bool | int | float | str)
     }
     return specs_of(state), values
+
+
+def _leaves(state: object) -> Mapping[str, object]:
+    """The leaves of a tree, or of an open checkpoint, by leaf name."""
+    if isinstance(getattr(state, "metadata", None), Metadata):
+        return cast("Mapping[str, object]", state)
+    return flatten(state, loaded_adapters()).leaves
 
 
 def _numbers(
@@ -204,7 +212,9 @@ def _numbers(
                 "its own, and parameters= is about one; save what get_optimizer_state_dict gives"
             )
         [root] = roots or [""]
-        names[root] = _by_place(parameters, numbers[root])
+        given = _by_place(parameters, numbers[root])
+        _check_names(given, names[root])
+        names[root] = given
         if not numbers[root]:
             return {
                 ("", str(number)): str(name) for number, name in enumerate(names[root].values())
@@ -215,6 +225,22 @@ def _numbers(
         for place, number in places.items()
         if place in names[root]
     }
+
+
+def _check_names(given: Mapping[_Place, object], stored: Mapping[_Place, object]) -> None:
+    """Refuse the names that the optimizer has, in another order."""
+    known = set(stored.values())
+    problems = [
+        f"group {place[0]}, place {place[1]}: {name}, where the optimizer has {stored[place]}"
+        for place, name in given.items()
+        if name in known and stored.get(place, name) != name
+    ]
+    if problems:
+        raise MappingError.listing(
+            "parameters= has another order than the optimizer's own param_names: leave it out, "
+            "or give their order",
+            problems,
+        )
 
 
 def _by_place(parameters: ParameterNames, listed: Mapping[_Place, object]) -> dict[_Place, object]:
