@@ -100,3 +100,16 @@ def test_a_save_below_a_file_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(xckpt.StorageError, match=r"Not a directory.*choose another path"):
         xckpt.save(tmp_path / "file" / "a" / "ckpt", state_of(0))
+
+
+def test_a_second_root_that_becomes_a_file_during_the_run_is_named(tmp_path: Path) -> None:
+    fast = tmp_path / "fast"
+    second = Temporary(fast, save=ALWAYS, keep=Latest(1))
+    checkpoints = xckpt.CheckpointManager(tmp_path / "run", save=EverySteps(9), temporary=second)
+    fast.write_text("mine")
+    with pytest.raises(xckpt.StorageError, match=f"^{fast} is a file; a run takes a folder"):
+        checkpoints.save(1, state_of(1))
+    fast.unlink()
+    assert checkpoints.save(1, state_of(1))
+    checkpoints.wait()
+    assert checkpoints.restore()["step"] == 1

@@ -104,16 +104,26 @@ class RunRoot:
         from xckpt.storage.copy_checkpoint import has_checkpoint
         from xckpt.storage.location import storage_errors
 
-        folder = location.folder
-        with storage_errors(location):
-            there = None if folder is None else _nearest(folder)
-            if there is not None and not there.is_dir():
-                what = "is" if there == folder else f"lies below {there}, which is"
-                raise StorageError(f"{location} {what} a file; a run takes a folder")
+        if location.folder is not None:
+            with storage_errors(location):
+                self._refuse_file(_nearest(location.folder))
         if has_checkpoint(location):
             raise PathError(
                 f"{location} is a checkpoint; a run takes the folder in which its steps lie"
             )
+
+    def _refuse_file(self, there: pathlib.Path) -> None:
+        """Refuse a root that is a file, or lies below one.
+
+        Args:
+            there: what is there of the path of the root.
+
+        Raises:
+            StorageError: it is a file.
+        """
+        if not there.is_dir():
+            what = "is" if there == self.location.folder else f"lies below {there}, which is"
+            raise StorageError(f"{self.location} {what} a file; a run takes a folder")
 
     def check_writable(self, name: str) -> None:
         """Refuse to save a step where this user may not write, or through a symbolic link.
@@ -140,6 +150,8 @@ class RunRoot:
             )
         with storage_errors(self.location):
             there = _nearest(folder / name)
+            if there != folder / name:
+                self._refuse_file(there)
             allowed = there == folder / name or may_write(there)
         if not allowed:
             raise StorageError(
