@@ -39,7 +39,7 @@ def numbers(checkpoints: xckpt.CheckpointManager) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "kept", [None, 3, True, "01", [0.0], [None], ["0"], [True, False]], ids=repr
+    "kept", [None, 3, True, "01", [0.0], [None], ["0"], [True, False], [-1]], ids=repr
 )
 def test_a_keep_policy_that_returns_no_numbers_is_named(tmp_path: Path, kept: object) -> None:
     def mine(records: Sequence[xckpt.StepRecord]) -> Any:
@@ -157,6 +157,15 @@ def test_half_a_character_in_a_metric_of_best_is_refused(tmp_path: Path) -> None
         Best("\ud800")
     with pytest.raises(ValueError, match=r"Best\(metric\).*half a character"):
         xckpt.CheckpointManager(tmp_path).best("loss\udfff")
+
+
+def test_half_a_character_in_the_name_of_a_metric_begins_no_save(tmp_path: Path) -> None:
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=ALWAYS)
+    with pytest.raises(xckpt.ManifestError, match=r"metadata/run/metrics: .*half a character"):
+        checkpoints.save(0, STATE, {"\ud800": 1.0})
+    assert checkpoints.save(0, STATE, {"loss": 1.0})
+    checkpoints.wait()
+    assert numbers(checkpoints) == [0]
 
 
 @pytest.mark.parametrize("root", [5, b"second", None])

@@ -51,6 +51,8 @@ def _chosen(policy: KeepPolicy, records: list[StepRecord]) -> list[int]:
         chosen = [whole(number) for number in islice(found, MOST_CHOSEN + 1)]
         if len(chosen) > MOST_CHOSEN:
             raise TypeError(f"more than {MOST_CHOSEN:,}")
+        if any(number < 0 for number in chosen):
+            raise TypeError("no step has a number below 0")
         return chosen
     except TypeError as error:
         raise TypeError(
