@@ -44,7 +44,7 @@ keeping: st.SearchStrategy[KeepPolicy] = st.one_of(
     st.builds(Best, st.just("accuracy"), st.integers(1, 3), st.just("max")),
     st.builds(OnSteps, st.sets(st.integers(0, 60), max_size=3)),
     st.just(All()),
-    st.just(lambda records: [99, -1]),
+    st.just(lambda records: [99, 1 << 40]),
     st.just(lambda records: ()),
 )
 policies = st.lists(keeping, max_size=4)
