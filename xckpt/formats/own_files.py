@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,7 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Wat
     staged = OutputPath(target, source.foreign, overwrite, source.single).begin()
     try:
         with storage_errors(target):
-            sizes = {file: file.stat().st_size for file in source.files}
+            sizes = {file: _length(file) for file in source.files}
             counter = ProgressCounter(sum(sizes.values()), progress)
             for file, size in sizes.items():
                 new = staged.folder / (
@@ -124,6 +125,14 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Wat
     except BaseException:
         staged.abort()
         raise
+
+
+def _length(file: Path) -> int:
+    """The bytes of a plain file; a pipe or a device would never end."""
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageError(f"{file} is not a plain file, so nothing was copied: remove it")
+    return status.st_size
 
 
 def delete_files(found: OwnFiles) -> None:

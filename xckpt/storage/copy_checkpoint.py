@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import posixpath
-import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -25,15 +24,16 @@ from typing import Final, TypeVar
 import msgspec
 
 from xckpt.core.manifest.codec import encode, parse
-from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.manifest.own_keys import MANIFEST, object_sizes
 from xckpt.core.manifest.packs import PACK_BYTES
-from xckpt.errors import CorruptCheckpointError, StorageError, naming
+from xckpt.errors import RESTORE, CorruptCheckpointError, StorageError, naming
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.base.identity import object_identity
 from xckpt.storage.buckets.server_side import ServerSide
 from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.chunks.file_checks import file_problem, most_bytes
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import REQUESTS, Location, answer, open_store, storage_errors
@@ -44,6 +44,8 @@ logger: Final = logging.getLogger("xckpt")
 
 Thing = TypeVar("Thing")
 
+COPIED_AT_ONCE: Final = 1 << 20
+"""Bytes of a file that is copied, in memory at a time."""
 THREADS = 16
 """Objects on their way at a time, within the memory of a load; a larger object goes alone."""
 
@@ -108,6 +110,7 @@ def _copy_objects(
     manifest: Manifest, source: Location, target: Location, options: LoadOptions
 ) -> None:
     objects = list(_objects(manifest, source))
+    _check_files([key for key, _ in objects], manifest, source)
     progress = ProgressCounter(sum(size for _, size in objects), options.progress)
     if source.folder is not None and target.folder is not None:
         _link_objects(objects, source.folder, target.folder, progress)
@@ -126,6 +129,27 @@ def _copy_objects(
     with Pool(threads=THREADS, budget=options.memory_bytes) as pool:
         for key, size in objects:
             pool.submit(partial(copy, key, size), size)
+
+
+def _check_files(keys: Iterable[str], manifest: Manifest, source: Location) -> None:
+    """Refuse pipes, devices, and files that are longer than any object of the manifest may be.
+
+    Raises:
+        CorruptCheckpointError: a file is one of them.
+    """
+    if source.folder is None:
+        return
+    packed = 0
+    most = max((size for _, size in object_sizes(manifest)), default=0)
+    for array in arrays(manifest):
+        longest = most_bytes(array, manifest.codecs) if array.count else 0
+        most = max(most, longest)
+        packed += longest * array.count if array.place is not None else 0
+    for key in keys:
+        if problem := file_problem(source, key, most + packed):
+            raise CorruptCheckpointError(
+                f"{source.child(key)}: it is {problem}, so nothing was copied: {RESTORE}"
+            )
 
 
 def _copy_there(
@@ -221,7 +245,9 @@ def _link_objects(
 
 
 def _missing(source: Location, key: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{source.child(key)}: it is missing, so nothing was copied")
+    return CorruptCheckpointError(
+        f"{source.child(key)}: it is missing, so nothing was copied: {RESTORE}"
+    )
 
 
 def link_or_copy(source: Path, new: Path) -> None:
@@ -229,6 +255,10 @@ def link_or_copy(source: Path, new: Path) -> None:
     with contextlib.suppress(OSError):
         os.link(os.path.realpath(source), new)
         return
-    shutil.copyfile(source, new)
-    with open(new, "rb") as copied:
+    with open(source, "rb") as old, open(new, "wb") as copied:
+        left = os.fstat(old.fileno()).st_size  # some files of /proc never end, and say 0
+        while part := old.read(min(left, COPIED_AT_ONCE)):
+            copied.write(part)
+            left -= len(part)
+        copied.flush()
         os.fsync(copied.fileno())

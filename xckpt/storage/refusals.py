@@ -124,6 +124,11 @@ _IN_FOLDERS: Final = (
         "check its permissions, and those of the folders above it",
     ),
     (
+        r"Operation not permitted",
+        "it is another user's, or marked as not to be changed: have its owner do it, or choose "
+        "another path",
+    ),
+    (
         r"Function not implemented|No locks available|[Nn]ot supported|UNIMPLEMENTED",
         "this file system lacks what a save needs, file locks among others: mount it with locks, "
         "or save elsewhere",

@@ -20,7 +20,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -208,6 +208,33 @@ def opened_folder(folder: Path | None) -> Iterator[int | None]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def check_deletable(folder: Path | None, entries: Iterable[str]) -> None:
+    """Refuse to delete some of a local folder's entries where others may not be deleted.
+
+    Raises:
+        PermissionError: a folder may not be changed, or is sticky and an entry another user's.
+    """
+    if folder is None:
+        return
+    below: dict[str, list[str]] = {}
+    for entry in entries:
+        below.setdefault(os.path.dirname(entry), []).append(entry)
+    effective = os.access in os.supports_effective_ids
+    for name, held in below.items():
+        place = folder / name
+        try:
+            status = place.stat()
+        except FileNotFoundError:  # deleted meanwhile
+            continue
+        if not os.access(place, os.W_OK | os.X_OK, effective_ids=effective):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
+            for entry in held:
+                with contextlib.suppress(FileNotFoundError):
+                    if os.lstat(folder / entry).st_uid != os.geteuid():
+                        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), folder / entry)
 
 
 def delete_entry(entry: str, folder: int | None) -> None:

@@ -3,8 +3,8 @@
 1. The claim of a save is written, so that a path whose removal was killed is known as unfinished: a
    save with ``overwrite=True`` clears it. On a full disk it is written after the next step. It
    replaces the one that was seen: of two deletions one goes on.
-2. The manifest is deleted, on the condition that it is still the one that was seen. From here on
-   there is no checkpoint, and readers get an error that says so.
+2. The manifest is deleted, if the rest may be deleted, on the condition that it is still the one
+   that was seen. From here on there is no checkpoint; readers get an error that says so.
 3. Everything that this manifest implies is deleted, a few files at a time, no faster than a `Pace`
    says. Deletions that the storage refuses are retried, at growing intervals. Among keys it ends
    when the claim is another's: an overwrite has deleted the rest, and the path may be free again.
@@ -38,7 +38,7 @@ from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.commit import conditional
 from xckpt.storage.commit.carry import is_manifest
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
-from xckpt.storage.commit.file_system import delete_entry, opened_folder
+from xckpt.storage.commit.file_system import check_deletable, delete_entry, opened_folder
 from xckpt.storage.commit.folder import new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -216,8 +216,7 @@ def _hidden(target: Location) -> Hidden:
     with storage_errors(target):
         store = open_store(target)
         listing = store.list() if target.bucket else None
-        claiming = store.read(CLAIM)
-        seen = answer(store.read(MANIFEST), target)
+        claiming, seen = store.read(CLAIM), answer(store.read(MANIFEST), target)
         if seen.state == "value" and not is_manifest(seen.value):
             why = f"{MANIFEST} there is no manifest of xckpt, so it may be yours"
             raise StorageError(f"{target}: {why}; nothing was deleted: remove it if it is unwanted")
@@ -231,6 +230,7 @@ def _hidden(target: Location) -> Hidden:
         )
         # Listed before: keys that others begin to write afterwards must not be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
+        check_deletable(target.folder, [*keys, MANIFEST])
         if listing is not None:
             _check_listed(answer(listing, target), target)
         claim, before = KeyClaim.of(CLAIM, new_identity()), answer(claiming, target)

@@ -1,0 +1,102 @@
+"""Copies of hostile folders, and deletions of what is partly another user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.support.unprivileged import permissions_hold
+
+STATE = {"w": np.arange(300.0), "step": 1}
+OTHER = 12345
+"""A user that is not this one."""
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, STATE, options=xckpt.SaveOptions(pack_bytes=0, chunk_bytes=800))
+    return path
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def sparse(file: Path) -> None:
+    with open(file, "wb") as opened:
+        opened.truncate(1 << 40)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "a device": lambda file: file.symlink_to("/dev/zero"),
+    "a pipe": os.mkfifo,
+    "a folder": lambda file: file.mkdir(),
+    "a long file": sparse,
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("key", ["zarr.json", "w/zarr.json", "w/c/1", "xckpt.digests"])
+@pytest.mark.parametrize("to", ["folder", "memory"])
+def test_a_copy_reads_no_device_and_nothing_without_end(
+    saved: Path, key: str, what: str, to: str
+) -> None:
+    """It filled the memory, or the disk, or waited for ever."""
+    (saved / key).unlink()
+    HOSTILE[what](saved / key)
+    target = str(saved.with_name("copied"))
+    if to == "memory":
+        target = f"memory://copied-{what}-{key}".replace(" ", "-")
+    with pytest.raises(xckpt.CorruptCheckpointError, match=f"{key}: it is .*nothing was copied: "):
+        xckpt.copy(saved, target)
+    assert not xckpt.exists(target) and os.listdir(saved.parent) == ["ckpt"]
+
+
+def test_a_copy_of_an_endless_file_of_proc_ends(saved: Path) -> None:
+    """Its length is said to be 0; that it is damaged is found when it is read."""
+    (saved / "w/c/1").unlink()
+    (saved / "w/c/1").symlink_to("/proc/kmsg")
+    xckpt.copy(saved, saved.with_name("copied"))
+    with pytest.raises(xckpt.CorruptCheckpointError, match="w"):
+        xckpt.load(saved.with_name("copied"))
+
+
+def test_a_copy_of_another_format_reads_no_device(tmp_path: Path) -> None:
+    dcp = tmp_path / "dcp"
+    dcp.mkdir()
+    (dcp / ".metadata").symlink_to("/dev/zero")
+    with pytest.raises(xckpt.XckptError):
+        xckpt.copy(dcp, tmp_path / "copied")
+    assert os.listdir(tmp_path) == ["dcp"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+@pytest.mark.parametrize("closed", ["w", "w/c", "."])
+def test_a_deletion_that_cannot_end_does_not_begin(saved: Path, closed: str) -> None:
+    """The manifest went, and the chunks of another user's folder stayed behind."""
+    os.chown(saved / closed, OTHER, OTHER)
+    before = contents(saved)
+    with permissions_hold(), pytest.raises(xckpt.StorageError, match=r"Permission denied.*check"):
+        xckpt.delete(saved)
+    assert contents(saved) == before and xckpt.open(saved).verify() == []
+
+
+@pytest.mark.parametrize("said", ["Operation not permitted"])
+def test_what_is_not_permitted_says_what_to_do(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """An overwrite of another user's folder in a sticky one."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, said)
+
+    monkeypatch.setattr("xckpt.storage.commit.staging.exchange", refuse)
+    with pytest.raises(xckpt.StorageError, match=f"{said}.*; it is another user's.*another path"):
+        xckpt.save(saved, {"w": np.zeros(2)}, overwrite=True)
+    assert xckpt.load(saved)["step"] == 1
