@@ -172,3 +172,22 @@ def test_gc_names_what_it_passes_over(
     assert caplog.messages == [line]
     assert (result.returncode, result.stderr) == (0, f"xckpt: warning: {line}\n")
     assert str(left) in result.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+@pytest.mark.parametrize("suffix", [".claim", ".new"])
+def test_gc_names_what_another_user_has_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str
+) -> None:
+    """It said that nothing is left, however much there was."""
+    left = tmp_path / ".step.saving-0123456789abcdef"
+    if suffix == ".claim":
+        left.mkdir()
+    claim = left.with_name(left.name + suffix)
+    claim.write_text("{}")
+    claim.chmod(0o600)
+    os.chown(claim, 12345, 12345)
+    with permissions_hold(), caplog.at_level(logging.WARNING, "xckpt"):
+        assert xckpt.gc(tmp_path, older_than=0) == []
+    line = f"passed over, because they cannot be read: {left} (Permission denied)"
+    assert caplog.messages == [line] and claim.exists()

@@ -122,7 +122,7 @@ def find_in_folders(top: Path, unread: list[str]) -> Iterator[Leftover]:
 
     Args:
         top: the folder.
-        unread: takes those below it that cannot be read, which are passed over.
+        unread: takes what cannot be read of it and below it, which is passed over.
 
     Raises:
         OSError: the folder cannot be read.
@@ -132,7 +132,7 @@ def find_in_folders(top: Path, unread: list[str]) -> Iterator[Leftover]:
     names = {entry.name for entry in found}
     if MANIFEST in names or CLAIM in names or GENERATIONS in names:
         yield from _in_checkpoint(top)
-    yield from _beside(top, names)
+    yield from _beside(top, names, unread)
     if MANIFEST in names:
         found = _steps_in_checkpoint(top, found)
     for entry in found:
@@ -157,18 +157,23 @@ def _is_left(parent: Path, name: str) -> bool:
     return LEFTOVER.fullmatch(name) is not None and not is_checkpoint(parent / name)
 
 
-def _beside(parent: Path, names: Iterable[str]) -> Iterator[Leftover]:
+def _beside(parent: Path, names: Iterable[str], unread: list[str]) -> Iterator[Leftover]:
     """Staging folders and claims in a folder."""
     local = is_local(parent)
     names = [name for name in names if _is_left(parent, name)]
     for staged in staged_in(parent, names):
         paths = [parent / name for name in names if name.startswith(staged.name)]
-        with contextlib.suppress(OSError), opened_claim(staged) as (descriptor, text):
-            if text is not None:
-                owner = owner_state(text, lock(descriptor), local=local)
-            else:
-                owner = _of_no_claim(paths)
-            yield _measured(staged, target_of(staged, text), owner, paths)
+        try:
+            with opened_claim(staged) as (descriptor, text):
+                if text is not None:
+                    owner = owner_state(text, lock(descriptor), local=local)
+                else:
+                    owner = _of_no_claim(paths)
+                yield _measured(staged, target_of(staged, text), owner, paths)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError as error:
+            unread.append(f"{staged} ({error.strerror})")
 
 
 def _of_no_claim(paths: Iterable[Path]) -> OwnerState:
@@ -316,7 +321,7 @@ def in_words(parent: Path) -> str:
     try:
         with os.scandir(parent) as entries:
             names = [entry.name for entry in entries]
-        left = [each for each in _beside(parent, names) if each.owner != OwnerState.ALIVE.value]
+        left = [each for each in _beside(parent, names, []) if each.owner != OwnerState.ALIVE.value]
     except OSError:
         return ""
     if not left:
