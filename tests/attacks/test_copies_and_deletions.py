@@ -11,6 +11,7 @@ import pytest
 
 import xckpt
 from tests.support.unprivileged import permissions_hold
+from xckpt.convert import convert
 
 STATE = {"w": np.arange(300.0), "step": 1}
 OTHER = 12345
@@ -67,13 +68,16 @@ def test_a_copy_of_an_endless_file_of_proc_ends(saved: Path) -> None:
         xckpt.load(saved.with_name("copied"))
 
 
-def test_a_copy_of_another_format_reads_no_device(tmp_path: Path) -> None:
-    dcp = tmp_path / "dcp"
-    dcp.mkdir()
-    (dcp / ".metadata").symlink_to("/dev/zero")
-    with pytest.raises(xckpt.XckptError):
-        xckpt.copy(dcp, tmp_path / "copied")
-    assert os.listdir(tmp_path) == ["dcp"]
+@pytest.mark.parametrize("what", ["a device", "a pipe"])
+def test_a_copy_of_another_format_reads_no_device(saved: Path, what: str) -> None:
+    dcp = saved.with_name("dcp")
+    convert(saved, dcp, format="dcp")
+    data = next(dcp.glob("*.distcp"))
+    data.unlink()
+    HOSTILE[what](data)
+    with pytest.raises(xckpt.CorruptCheckpointError, match=f"{data.name}: it is not a plain file"):
+        xckpt.copy(dcp, saved.with_name("copied"))
+    assert sorted(os.listdir(saved.parent)) == ["ckpt", "dcp"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")

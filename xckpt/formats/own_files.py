@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from xckpt.errors import NotACheckpointError, StorageError
+from xckpt.errors import RESTORE, CorruptCheckpointError, NotACheckpointError, StorageError
 from xckpt.formats.dcp.metadata import MAX_BYTES, parse
 from xckpt.formats.detect import detect
 from xckpt.formats.file_sets import Files, find_files
@@ -106,6 +106,7 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Wat
 
     Raises:
         CheckpointExistsError: the target is taken.
+        CorruptCheckpointError: a file is a pipe or a device.
         StorageError: the system refused.
     """
     target = real_path(target)
@@ -131,7 +132,9 @@ def _length(file: Path) -> int:
     """The bytes of a plain file; a pipe or a device would never end."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise StorageError(f"{file} is not a plain file, so nothing was copied: remove it")
+        raise CorruptCheckpointError(
+            f"{file}: it is not a plain file, so nothing was copied: {RESTORE}"
+        )
     return status.st_size
 
 
