@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,11 @@ import numpy as np
 import pytest
 
 import xckpt
+from tests.attacks.victim import outcome
+from tests.support.time_limit import ALLOWANCE
 from tests.support.unprivileged import permissions_hold
 from xckpt.convert import convert
+from xckpt.storage.array import digest_bytes
 
 STATE = {"w": np.arange(300.0), "step": 1}
 OTHER = 12345
@@ -78,6 +82,28 @@ def test_a_copy_of_another_format_reads_no_device(saved: Path, what: str) -> Non
     with pytest.raises(xckpt.CorruptCheckpointError, match=f"{data.name}: it is not a plain file"):
         xckpt.copy(dcp, saved.with_name("copied"))
     assert sorted(os.listdir(saved.parent)) == ["ckpt", "dcp"]
+
+
+@pytest.mark.parametrize("length", [0, 16 << 31])
+def test_a_copy_counts_out_no_chunks_that_are_not_there(tmp_path: Path, length: int) -> None:
+    """It listed two billion chunks, before it looked at one."""
+    path = tmp_path / "ckpt"
+    path.mkdir()
+    leaf = {"kind": "tensor", "name": "w", "dtype": "int8", "shape": [1 << 31], "chunk": [1]}
+    body = json.dumps(
+        {"leaves": [leaf], "digests": "0" * 32, "zarr_json": 2}, separators=(",", ":")
+    )
+    digest = digest_bytes(body.encode()).hex()
+    text = f'{{"format":"xckpt","version":1,"digest":"{digest}","checkpoint":{body}}}'
+    (path / "xckpt.json").write_text(text)
+    for name in ("zarr.json", "w/zarr.json"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("{}")
+    with open(path / "xckpt.digests", "wb") as file:
+        file.truncate(length)
+    done = outcome(xckpt.copy, path, tmp_path / "copied")
+    assert done.kind == "CorruptCheckpointError" and done.seconds < 5 * ALLOWANCE, done.text
+    assert ("w/c/0: it is missing" if length else "too short for 2,147,483,648 chunks") in done.text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")

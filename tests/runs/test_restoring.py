@@ -17,6 +17,7 @@ from tests.runs.life import Place, on_threads
 from tests.runs.world import state_of, tag_of
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, Silence, never
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
+from xckpt.api.run import restore as restoring
 from xckpt.api.run.restore import Candidate, Damaged, first_good
 from xckpt.errors import CorruptCheckpointError, Problem
 from xckpt.policies import EverySteps, Latest
@@ -238,3 +239,23 @@ def test_a_key_that_may_not_be_read_hides_no_step(
     server.fault = never
     run = xckpt.CheckpointManager(root, save=ALWAYS)
     assert [each.number for each in run.steps()] == [closed, 4]
+
+
+def test_a_restore_past_many_damaged_steps_takes_time_for_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It described all steps anew for each one that it passed over."""
+    run = xckpt.CheckpointManager(tmp_path)
+    run.save(1, {"w": np.ones(2)}, force=True)
+    run.wait()
+    for step in range(2, 102):
+        (tmp_path / f"step-{step:08d}").mkdir()
+        (tmp_path / f"step-{step:08d}" / "xckpt.json").write_text("damaged")
+    described: list[object] = []
+    candidate = restoring.Candidate
+    monkeypatch.setattr(
+        restoring, "Candidate", lambda *about: described.append(about) or candidate(*about)
+    )
+    with pytest.warns(UserWarning, match="step 1 was restored"):
+        assert xckpt.CheckpointManager(tmp_path).restore()["w"][0] == 1
+    assert len(described) <= 3 * 101

@@ -18,6 +18,7 @@ import posixpath
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,14 +26,16 @@ import msgspec
 
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.entries import Manifest, arrays
-from xckpt.core.manifest.own_keys import MANIFEST, object_sizes
+from xckpt.core.manifest.own_keys import MANIFEST, object_bytes, object_sizes, objects_beside
 from xckpt.core.manifest.packs import PACK_BYTES
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.errors import RESTORE, CorruptCheckpointError, StorageError, naming
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.base.identity import object_identity
 from xckpt.storage.buckets.server_side import ServerSide
 from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_problem, most_bytes
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
@@ -109,14 +112,17 @@ def _identity(source: Location, manifest: Manifest, data: bytes) -> bytes:
 def _copy_objects(
     manifest: Manifest, source: Location, target: Location, options: LoadOptions
 ) -> None:
-    objects = list(_objects(manifest, source))
-    _check_files([key for key, _ in objects], manifest, source)
-    progress = ProgressCounter(sum(size for _, size in objects), options.progress)
-    if source.folder is not None and target.folder is not None:
-        _link_objects(objects, source.folder, target.folder, progress)
-        return
+    Digests(source, count_chunks(manifest), manifest.digests).require()
+    packs = _packs(manifest, source)
+    progress = ProgressCounter(object_bytes(manifest) + PACK_BYTES * len(packs), options.progress)
+    objects = chain(object_sizes(manifest), ((key, PACK_BYTES) for key in packs))
+    if source.folder is not None:
+        objects = _plain(objects, manifest, source)
+        if target.folder is not None:
+            _link_objects(objects, source.folder, target.folder, progress)
+            return
     if source.is_in_bucket_of(target):
-        objects = _copy_there(objects, source, target, progress)
+        objects = _copy_there(list(objects), source, target, progress)
     from_store, to_store = open_store(source), open_store(target)
 
     def copy(key: str, size: int) -> None:
@@ -131,25 +137,26 @@ def _copy_objects(
             pool.submit(partial(copy, key, size), size)
 
 
-def _check_files(keys: Iterable[str], manifest: Manifest, source: Location) -> None:
-    """Refuse pipes, devices, and files that are longer than any object of the manifest may be.
+def _plain(
+    objects: Iterable[tuple[str, int]], manifest: Manifest, source: Location
+) -> Iterator[tuple[str, int]]:
+    """The objects, each a plain file that is no longer than any of the manifest may be.
 
     Raises:
-        CorruptCheckpointError: a file is one of them.
+        CorruptCheckpointError: one is a pipe, a device, or longer.
     """
-    if source.folder is None:
-        return
+    most = max((size for _, size in objects_beside(manifest)), default=0)
     packed = 0
-    most = max((size for _, size in object_sizes(manifest)), default=0)
     for array in arrays(manifest):
         longest = most_bytes(array, manifest.codecs) if array.count else 0
         most = max(most, longest)
         packed += longest * array.count if array.place is not None else 0
-    for key in keys:
+    for key, size in objects:
         if problem := file_problem(source, key, most + packed):
             raise CorruptCheckpointError(
                 f"{source.child(key)}: it is {problem}, so nothing was copied: {RESTORE}"
             )
+        yield key, size
 
 
 def _copy_there(
@@ -211,17 +218,17 @@ def _ahead(things: Iterable[Thing], most: int) -> Iterator[Thing]:
     yield from made
 
 
-def _objects(manifest: Manifest, root: Location) -> Iterator[tuple[str, int]]:
-    """Key and bytes of every object of a checkpoint but its manifest; the size of packs is a guess.
+def _packs(manifest: Manifest, root: Location) -> list[str]:
+    """The keys of the packs.
 
     Raises:
         CorruptCheckpointError: the file of places, if there is one, is not the manifest's.
     """
-    yield from object_sizes(manifest)
-    if manifest.packs:
-        places = places_of(root, manifest)
-        places.check()
-        yield from ((key, PACK_BYTES) for key in places.names())
+    if not manifest.packs:
+        return []
+    places = places_of(root, manifest)
+    places.check()
+    return list(places.names())
 
 
 def _link_objects(

@@ -195,9 +195,10 @@ def _loaded(
     try:
         return load(path)
     except XckptError as error:
+        if not is_damage(error, (TreeMismatchError,)):
+            raise
         steps = {each.path: each.damage for each in _newest_first(folder, None)}
-        known = TreeMismatchError in steps[path]
-        if known or not is_damage(error, (TreeMismatchError,)):
+        if TreeMismatchError in steps[path]:
             raise
         paths = list(steps)
         damage = damage_of(folder, path, paths[paths.index(path) + 1 :], options)

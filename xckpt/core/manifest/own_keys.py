@@ -16,10 +16,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import prod
 from typing import Final
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.grid import cells
+from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.entries import (
     Manifest,
     TensorEntry,
@@ -163,18 +164,51 @@ def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
         >>> [key for key, _ in object_sizes(Manifest((leaf,), ""))]
         ['xckpt.digests', 'w/zarr.json', 'zarr.json', 'w/c/0', 'w/c/1']
     """
-    stored = list(arrays(manifest))
-    yield DIGESTS, 16 * sum(array.count for array in stored)
-    placed = sum(array.count for array in stored if array.place is not None)
+    yield from objects_beside(manifest)
+    for array in arrays(manifest):
+        if array.count and array.place is None:
+            size, unit = item_size(array.dtype), array.unit
+            for at in _offsets(array.shape, unit):
+                held = (min(u, n - o) for o, u, n in zip(at, unit, array.shape, strict=True))
+                yield array.key(at), prod(held) * size
+
+
+def _offsets(shape: Shape, unit: Shape) -> Iterator[Shape]:
+    """The corners of an array's objects, one by one: there may be billions.
+
+    Example:
+        >>> list(_offsets((3, 2), (2, 2))), list(_offsets((), ()))
+        ([(0, 0), (2, 0)], [()])
+    """
+    if not shape:
+        yield ()
+        return
+    for first in range(0, shape[0], unit[0]):
+        yield from ((first, *rest) for rest in _offsets(shape[1:], unit[1:]))
+
+
+def object_bytes(manifest: Manifest) -> int:
+    """What `object_sizes` adds up to; chunks are not counted out.
+
+    Example:
+        >>> from xckpt.core.manifest.entries import TensorEntry
+        >>> one = Manifest((TensorEntry("w", "float32", (3,), chunk=(2,)),), "")
+        >>> object_bytes(one) == sum(size for _, size in object_sizes(one))
+        True
+    """
+    stored = (array for array in arrays(manifest) if array.place is None)
+    chunks = sum(prod(array.shape) * item_size(array.dtype) for array in stored)
+    return chunks + sum(size for _, size in objects_beside(manifest))
+
+
+def objects_beside(manifest: Manifest) -> Iterator[tuple[str, int]]:
+    """Those of `object_sizes` that hold no chunks."""
+    counts = [(array.count, array.place is not None) for array in arrays(manifest)]
+    yield DIGESTS, 16 * sum(count for count, _ in counts)
     if manifest.places:
+        placed = sum(count for count, is_placed in counts if is_placed)
         yield PLACES, NAME_BYTES * manifest.packs + PLACE.itemsize * placed
     yield from ((key, len(content)) for key, content in documents(manifest))
-    for array in stored:
-        if array.count and array.place is None:
-            origin = (0,) * len(array.shape)
-            _, boxes = cells(origin, array.shape, array.shape, array.unit)
-            size = item_size(array.dtype)
-            yield from ((array.key(box.offsets), box.elements * size) for box in boxes)
 
 
 def own_among(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
