@@ -152,7 +152,7 @@ def _plain(
         most = max(most, longest)
         packed += longest * array.count if array.place is not None else 0
     for key, size in objects:
-        if problem := file_problem(source, key, most + packed):
+        if problem := file_problem(source, key, most + 2 * packed + PACK_BYTES):
             raise CorruptCheckpointError(
                 f"{source.child(key)}: it is {problem}, so nothing was copied: {RESTORE}"
             )

@@ -457,3 +457,13 @@ def test_bytes_behind_the_chunks_of_a_pack_are_found(tmp_path: Path) -> None:
     pack.rename(pack.with_name(named.hex()))
     (tmp_path / "a/xckpt.json").write_bytes(encode(changed, digest_bytes))
     assert xckpt.open(tmp_path / "a").verify() == []
+
+
+def test_a_pack_with_holes_without_end_is_not_read(tmp_path: Path) -> None:
+    """A verification read it as a whole: for hours, where it is sparse."""
+    xckpt.save(tmp_path / "a", state(), options=SaveOptions(pack_bytes=2000))
+    pack = packs(tmp_path / "a")[0]
+    os.truncate(pack, 1 << 40)
+    (problem,) = xckpt.open(tmp_path / "a").verify()
+    assert str(problem) == f"xckpt.packs/{pack.name}: altered: it is longer than the chunks in it"
+    same(xckpt.load(tmp_path / "a"), state())

@@ -21,6 +21,8 @@ from xckpt.core.geometry.grid import ZarrArray, cells
 from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.manifest.packs import (
     NAME_BYTES,
+    PACK_BYTES,
+    PACKS,
     PLACE,
     PLACES,
     ChunkPlace,
@@ -141,7 +143,7 @@ class Places(RowFile):
         return [
             key
             for key, end in zip(self.names(), ends.tolist(), strict=True)
-            if file_bytes(folder / key) > end and pack_key(_digest_of(folder / key)) != key
+            if _is_longer(folder / key, end)
         ]
 
     def _chunks(
@@ -164,6 +166,17 @@ class Places(RowFile):
             asked = self._ask(low - self.packs, high - low)
             self._names[block] = self._answered(asked, high - low, "its packs")
         return self._names[block][within * NAME_BYTES : (within + 1) * NAME_BYTES]
+
+
+def _is_longer(pack: Path, end: int) -> bool:
+    """Whether a pack is longer than its chunks, and not as it was written, or far longer.
+
+    One that is far longer is not read: it may have holes without end.
+    """
+    length = file_bytes(pack)
+    if length <= end:
+        return False
+    return length > 2 * end + PACK_BYTES or pack_key(_digest_of(pack)) != f"{PACKS}/{pack.name}"
 
 
 def _digest_of(path: Path) -> bytes:
