@@ -40,7 +40,7 @@ from xckpt.storage.chunks.file_checks import file_problem, most_bytes
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import REQUESTS, Location, answer, open_store, storage_errors
-from xckpt.storage.packs.places import places_of
+from xckpt.storage.packs.places import MOST_BYTES, places_of
 from xckpt.storage.read_checkpoint import read_manifest
 
 logger: Final = logging.getLogger("xckpt")
@@ -152,7 +152,7 @@ def _plain(
         most = max(most, longest)
         packed += longest * array.count if array.place is not None else 0
     for key, size in objects:
-        if problem := file_problem(source, key, most + 2 * packed + PACK_BYTES):
+        if problem := file_problem(source, key, most + 2 * packed + MOST_BYTES):
             raise CorruptCheckpointError(
                 f"{source.child(key)}: it is {problem}, so nothing was copied: {RESTORE}"
             )

@@ -29,7 +29,7 @@ from xckpt.core.manifest.packs import (
     overlap,
     pack_key,
 )
-from xckpt.core.manifest.rules import count_packed
+from xckpt.core.manifest.rules import MAX_PACK_BYTES, count_packed
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunks.digests import BLOCK, RowFile
 from xckpt.storage.chunks.file_checks import file_bytes
@@ -39,6 +39,8 @@ INLINE = "places in xckpt.json"
 """What errors call a table of places in the manifest."""
 MOST_OFFSET = 1 << 62
 """Beyond the length of any file or object."""
+MOST_BYTES = PACK_BYTES + MAX_PACK_BYTES
+"""A pack that xckpt writes is no longer."""
 
 _PLACE = struct.Struct("<QQ")
 
@@ -171,12 +173,13 @@ class Places(RowFile):
 def _is_longer(pack: Path, end: int) -> bool:
     """Whether a pack is longer than its chunks, and not as it was written, or far longer.
 
-    One that is far longer is not read: it may have holes without end.
+    One that is longer than any of ours is not read: it may have holes without end. A save that
+    shares a pack may use a few of its chunks only.
     """
     length = file_bytes(pack)
     if length <= end:
         return False
-    return length > 2 * end + PACK_BYTES or pack_key(_digest_of(pack)) != f"{PACKS}/{pack.name}"
+    return length > 2 * end + MOST_BYTES or pack_key(_digest_of(pack)) != f"{PACKS}/{pack.name}"
 
 
 def _digest_of(path: Path) -> bytes:
