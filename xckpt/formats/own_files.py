@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from xckpt.errors import RESTORE, CorruptCheckpointError, NotACheckpointError, StorageError
+from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.dcp.metadata import MAX_BYTES, parse
 from xckpt.formats.detect import detect
 from xckpt.formats.file_sets import Files, find_files
@@ -29,9 +28,10 @@ from xckpt.formats.orbax.files import files_below, orbax_files
 from xckpt.formats.safetensors.source import SUFFIX
 from xckpt.formats.torch_save.source import find_saved
 from xckpt.storage.budget import ProgressCounter, Watcher
+from xckpt.storage.chunks.file_checks import status_problem
 from xckpt.storage.commit.folder import real_path, sync_folder
 from xckpt.storage.commit.output import OutputPath
-from xckpt.storage.copy_checkpoint import link_or_copy
+from xckpt.storage.copy_checkpoint import link_or_copy, not_copied
 from xckpt.storage.foreign.documents import read_whole
 from xckpt.storage.foreign.paths import find_path
 from xckpt.storage.location import storage_errors
@@ -131,10 +131,8 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Wat
 def _length(file: Path) -> int:
     """The bytes of a plain file; a pipe or a device would never end."""
     status = file.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise CorruptCheckpointError(
-            f"{file}: it is not a plain file, so nothing was copied: {RESTORE}"
-        )
+    if problem := status_problem(status, status.st_size):
+        raise not_copied(file, problem)
     return status.st_size
 
 

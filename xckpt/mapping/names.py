@@ -95,8 +95,8 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
         raise TypeError(
             f"shapes and dtypes are taken from a tree, not a path: xckpt.open({tree!r})"
         )
-    described = getattr(tree, "metadata", None)
-    if isinstance(described, Metadata):
+    described = metadata_of(tree)
+    if described is not None:
         return described_specs(described)
     specs: dict[str, TensorSpec] = {}
     leaves = flatten(tree, loaded_adapters()).leaves
@@ -107,6 +107,12 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
         if shape is not None and dtype is not None:
             specs[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
     return {name: specs[leaf_name] for name, leaf_name in by_mapping_name(specs).items()}
+
+
+def metadata_of(tree: object) -> Metadata | None:
+    """What an open checkpoint says of its leaves; None of any other tree."""
+    metadata = getattr(tree, "metadata", None)
+    return metadata if isinstance(metadata, Metadata) else None
 
 
 def described_specs(metadata: Metadata) -> dict[str, TensorSpec]:

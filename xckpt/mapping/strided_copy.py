@@ -21,7 +21,8 @@ dimension, `value` plus the index in that dimension (what ``arange`` gives).
 
 `Arithmetic` changes values on the way: cast, scale, divide, add. Whatever the element type,
 a step computes in float32 (in float64 for float64, in the complex type for a complex one) and
-rounds once to the type that it states. So a result depends neither on where a tensor was cut nor on
+rounds the result to the type that it states (float64 to bfloat16 or an 8-bit float twice, by way of
+float32, as ml_dtypes does). So a result depends neither on where a tensor was cut nor on
 who computed it.
 """
 

@@ -26,7 +26,7 @@ import msgspec
 
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.entries import Manifest, arrays
-from xckpt.core.manifest.own_keys import MANIFEST, object_bytes, object_sizes, objects_beside
+from xckpt.core.manifest.own_keys import MANIFEST, object_bytes, object_sizes
 from xckpt.core.manifest.packs import PACK_BYTES
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.errors import RESTORE, CorruptCheckpointError, StorageError, naming
@@ -40,7 +40,7 @@ from xckpt.storage.chunks.file_checks import file_problem, most_bytes
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import REQUESTS, Location, answer, open_store, storage_errors
-from xckpt.storage.packs.places import MOST_BYTES, places_of
+from xckpt.storage.packs.places import LONGEST_PACK, places_of
 from xckpt.storage.read_checkpoint import read_manifest
 
 logger: Final = logging.getLogger("xckpt")
@@ -128,7 +128,7 @@ def _copy_objects(
     def copy(key: str, size: int) -> None:
         found = answer(from_store.read(key), source)
         if found.state != "value":
-            raise _missing(source, key)
+            raise not_copied(source.child(key), "missing")
         answer(to_store.write(key, found.value), target)
         progress.add(size)
 
@@ -145,17 +145,15 @@ def _plain(
     Raises:
         CorruptCheckpointError: one is a pipe, a device, or longer.
     """
-    most = max((size for _, size in objects_beside(manifest)), default=0)
-    packed = 0
+    longest = packed = 0
     for array in arrays(manifest):
-        longest = most_bytes(array, manifest.codecs) if array.count else 0
-        most = max(most, longest)
-        packed += longest * array.count if array.place is not None else 0
+        most = most_bytes(array, manifest.codecs) if array.count else 0
+        longest = max(longest, most)
+        packed += most * array.count if array.place is not None else 0
     for key, size in objects:
-        if problem := file_problem(source, key, most + 2 * packed + MOST_BYTES):
-            raise CorruptCheckpointError(
-                f"{source.child(key)}: it is {problem}, so nothing was copied: {RESTORE}"
-            )
+        # The size is exact but for chunks with codecs, zarr shards and packs.
+        if problem := file_problem(source, key, max(size, longest, packed + LONGEST_PACK)):
+            raise not_copied(source.child(key), problem)
         yield key, size
 
 
@@ -186,7 +184,7 @@ def _copy_there(
             try:
                 answer(asked, source)
             except FileNotFoundError as error:
-                raise _missing(source, key) from error
+                raise not_copied(source.child(key), "missing") from error
             except StorageError as error:
                 problem = problem or f"the bucket does not copy: {error}"
                 left.append((key, size))
@@ -245,16 +243,15 @@ def _link_objects(
         except FileNotFoundError as error:
             if (source / key).exists():
                 raise  # where it goes is gone
-            raise _missing(Location("file", str(source)), key) from error
+            raise not_copied(Location("file", str(source)).child(key), "missing") from error
         progress.add(size)
     for folder in folders:
         sync_folder(folder)
 
 
-def _missing(source: Location, key: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(
-        f"{source.child(key)}: it is missing, so nothing was copied: {RESTORE}"
-    )
+def not_copied(place: object, problem: str) -> CorruptCheckpointError:
+    """The error about an object or a file that is not as it has to be, which ends a copy."""
+    return CorruptCheckpointError(f"{place}: it is {problem}, so nothing was copied: {RESTORE}")
 
 
 def link_or_copy(source: Path, new: Path) -> None:

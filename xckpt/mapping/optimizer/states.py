@@ -19,12 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from xckpt.core.metadata import Metadata
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
-from xckpt.mapping.names import mapping_name, specs_of
+from xckpt.mapping.names import mapping_name, metadata_of, specs_of
 from xckpt.mapping.operations.base import is_table
 from xckpt.mapping.spec import TensorSpec
 
@@ -186,7 +185,7 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
 
 def _leaves(state: object) -> Mapping[str, object]:
     """The leaves of a tree, or of an open checkpoint, by leaf name."""
-    if isinstance(getattr(state, "metadata", None), Metadata):
+    if metadata_of(state) is not None:
         return cast("Mapping[str, object]", state)
     return flatten(state, loaded_adapters()).leaves
 

@@ -221,14 +221,13 @@ def check_deletable(folder: Path | None, entries: Iterable[str]) -> None:
     below: dict[str, list[str]] = {}
     for entry in entries:
         below.setdefault(os.path.dirname(entry), []).append(entry)
-    effective = os.access in os.supports_effective_ids
     for name, held in below.items():
         place = folder / name
         try:
             status = place.stat()
         except FileNotFoundError:  # deleted meanwhile
             continue
-        if not os.access(place, os.W_OK | os.X_OK, effective_ids=effective):
+        if not may_write(place):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
             for entry in held:

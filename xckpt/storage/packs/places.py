@@ -39,8 +39,8 @@ INLINE = "places in xckpt.json"
 """What errors call a table of places in the manifest."""
 MOST_OFFSET = 1 << 62
 """Beyond the length of any file or object."""
-MOST_BYTES = PACK_BYTES + MAX_PACK_BYTES
-"""A pack that xckpt writes is no longer."""
+LONGEST_PACK = PACK_BYTES + MAX_PACK_BYTES
+"""Bytes of the longest pack that xckpt writes."""
 
 _PLACE = struct.Struct("<QQ")
 
@@ -173,13 +173,13 @@ class Places(RowFile):
 def _is_longer(pack: Path, end: int) -> bool:
     """Whether a pack is longer than its chunks, and not as it was written, or far longer.
 
-    One that is longer than any of ours is not read: it may have holes without end. A save that
-    shares a pack may use a few of its chunks only.
+    One that is far longer is not read: it may have holes without end. A save may share a pack for
+    its first chunk alone, so that a whole pack's length may follow.
     """
     length = file_bytes(pack)
     if length <= end:
         return False
-    return length > 2 * end + MOST_BYTES or pack_key(_digest_of(pack)) != f"{PACKS}/{pack.name}"
+    return length > end + LONGEST_PACK or pack_key(_digest_of(pack)) != f"{PACKS}/{pack.name}"
 
 
 def _digest_of(path: Path) -> bytes:
