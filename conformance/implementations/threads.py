@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -125,8 +127,18 @@ def run_ranks(
         thread.start()
     for thread in threads:
         thread.join(2 * SECONDS)
-        assert not thread.is_alive(), "a rank hangs"
+        assert not thread.is_alive(), f"a rank hangs:\n{_stacks()}"
     return outcomes
+
+
+def _stacks() -> str:
+    """Where every thread of this process is."""
+    frames = sys._current_frames()
+    return "\n".join(
+        f"{thread.name}\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threading.enumerate()
+        if thread.ident in frames
+    )
 
 
 def results(

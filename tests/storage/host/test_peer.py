@@ -34,6 +34,33 @@ def test_the_last_word_of_a_rank_that_has_ended_is_received() -> None:
             peer.receive(1, since=since)
 
 
+@pytest.mark.parametrize("why", ["the socket is full", "another thread sends"])
+def test_a_rank_that_says_that_it_is_alive_waits_for_nobody(why: str) -> None:
+    """The other end may wait itself, until the thread that says so has received its answers."""
+    here, there = socket.socketpair()
+    with here, there:
+        peer = Peer(1, here, PATIENCE)
+        here.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                here.send(b"x")
+
+        def send() -> None:
+            with contextlib.suppress(xckpt.StorageError):
+                peer.send(7)
+
+        sends = threading.Thread(target=send)
+        if why == "another thread sends":
+            sends.start()
+            time.sleep(0.1)  # until it waits for the other end
+        WORK.get().moved = began = time.monotonic()
+        peer.say_alive()
+        assert time.monotonic() - began < PATIENCE / 4
+        there.close()
+        if sends.ident:
+            sends.join()
+
+
 MANY = 2_000
 """Numbers that do not all fit into the memory of a socket."""
 

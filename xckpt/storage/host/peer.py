@@ -14,6 +14,7 @@ import errno
 import mmap
 import os
 import secrets
+import selectors
 import shutil
 import socket
 import struct
@@ -93,18 +94,25 @@ class Peer:
 
     def send(self, *numbers: int) -> None:
         """Send numbers; calls from several threads are fine."""
-        self.send_bytes(np.frombuffer(struct.pack(f"<{len(numbers)}q", *numbers), np.uint8))
+        self.send_bytes(_message(*numbers))
 
     def say_alive(self) -> None:
         """Say how long ago this rank made progress, unless that was said before.
 
+        It never waits: the other end may wait itself until this thread has received what it sent.
+        Where another thread sends just now, or the socket is full, the other end hears enough.
         If the other end is closed, nothing is raised: its last message may still be received.
         """
         moved = WORK.get().moved
-        if moved > self._said:
-            self._said = moved
-            with contextlib.suppress(StorageError):
-                self.send(ALIVE, int(1000 * (time.monotonic() - moved)))
+        if moved <= self._said or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if _has_room(self._connection):
+                self._said = moved
+                with contextlib.suppress(StorageError):
+                    self._send(_message(ALIVE, int(1000 * (time.monotonic() - moved))))
+        finally:
+            self._lock.release()
 
     def receive_chunk(self) -> tuple[int, int]:
         """Receive a chunk's number, and the number that belongs to it."""
@@ -132,7 +140,12 @@ class Peer:
 
     def send_bytes(self, memory: Bytes) -> None:
         """Send memory, contiguous."""
-        with self._lock, self._naming():
+        with self._lock:
+            self._send(memory)
+
+    def _send(self, memory: Bytes) -> None:
+        """Send memory; the lock is held."""
+        with self._naming():
             rest = memory.data
             while rest:
                 rest = rest[self._patiently(lambda rest=rest: self._connection.send(rest)) :]
@@ -204,6 +217,18 @@ class Peer:
         except OSError as error:
             why = error.strerror or error
             raise peer_lost(f"rank {self.rank} {self._where} was lost: {why}") from error
+
+
+def _message(*numbers: int) -> Bytes:
+    """Numbers as they are sent."""
+    return np.frombuffer(struct.pack(f"<{len(numbers)}q", *numbers), np.uint8)
+
+
+def _has_room(connection: socket.socket) -> bool:
+    """Whether a few bytes can be sent without a wait; also where the other end is closed."""
+    with selectors.PollSelector() as poll:
+        poll.register(connection, selectors.EVENT_WRITE)
+        return bool(poll.select(0))
 
 
 def call(address: str, rank: int) -> None:
