@@ -39,7 +39,8 @@ def gc(
     conversion takes. In a bucket this holds for all leftovers; a save there that is alive after all
     fails, because its claim is taken over first. Where a manifest cannot be read, perhaps because a
     newer release wrote it, nothing is removed. Remains that a conversion could resume from are
-    removed too.
+    removed too, and so is the empty folder of a step that a killed deletion has left, a minute
+    later.
 
     Args:
         path: a folder, ``memory://`` or a bucket, with the checkpoints below it; a path or URL as

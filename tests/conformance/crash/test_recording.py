@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -11,10 +12,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import xckpt
 from conformance.crash import savers
 from conformance.crash.disk import apply, starting
 from conformance.crash.operations import Create, MakeFolder, Operation, Write
@@ -25,6 +28,7 @@ from conformance.crash.recording import (
     Recording,
     image_of,
     memory,
+    replay,
 )
 from conformance.implementation import Held, Implementation, Refused
 from conformance.implementations.xckpt import IMPLEMENTATION, Xckpt
@@ -230,3 +234,29 @@ def test_through_a_symbolic_link(recorder: Recorder, tmp_path: Path) -> None:
     link.symlink_to(root)
     found = recorder.record(link, make_two, link)
     assert found.operations == (MakeFolder("d"), MakeFolder("d/x"))
+
+
+def delete_step(_: Implementation, step: Path) -> None:
+    xckpt.delete(step)
+
+
+def test_wherever_a_deletion_is_killed_gc_removes_what_is_left(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the step too, once nobody can be about to fill it."""
+    step = tmp_path / "recorded" / "step-00000005"
+    xckpt.save(step, {"w": np.ones(3)}, options=xckpt.SaveOptions(pack_bytes=0))
+    found = recorder.record(step.parent, delete_step, step)
+    disk, stays = starting(found.before), list[str]()
+    for number, operation in enumerate(found.operations):
+        disk = apply(disk, operation)
+        root = tmp_path / str(number)
+        replay(disk.image(), root)
+        young = [each.owner for each in xckpt.gc(root) if not each.removed]
+        with monkeypatch.context() as patch:
+            patch.setattr("xckpt.storage.commit.leftovers.SETTLED", 0.0)
+            assert [each.removed for each in xckpt.gc(root)] == [True] * len(young)
+        whole = [each.name for each in root.iterdir() if xckpt.exists(each)]
+        assert [each.name for each in root.iterdir()] == whole
+        stays.append("whole" if whole else ", ".join(young))
+    assert [state for state, _ in itertools.groupby(stays)] == ["whole", "", "alive", ""]

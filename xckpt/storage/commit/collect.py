@@ -4,6 +4,7 @@
    generations only, and at the steps of a run that has its root there.
 2. A staging folder's owner is dead, alive or unknown (`xckpt.storage.commit.leftovers`), and so is
    that of a claim in place. Only the age of generations is known.
+   An empty folder of a step is what a deletion leaves that is killed last of all.
 3. `remove` removes dead ones, and unknown ones in which nothing has changed for long enough. It
    looks at the claim again, under its lock.
 
@@ -28,7 +29,6 @@ from xckpt.core.manifest.own_keys import (
     CLAIM,
     GENERATIONS,
     MANIFEST,
-    OwnKeys,
     own_among,
 )
 from xckpt.core.run.names import step_number
@@ -49,7 +49,10 @@ from xckpt.storage.commit.leftovers import (
     OwnerState,
     is_checkpoint,
     opened_claim,
+    owner_of_empty,
     owner_state,
+    remove_empty,
+    remove_empty_below,
     remove_if_dead,
     remove_unlocked,
     staged_in,
@@ -138,6 +141,8 @@ def find_in_folders(top: Path, unread: list[str]) -> Iterator[Leftover]:
     for entry in found:
         if not _is_left(top, entry.name) and entry.is_dir(follow_symlinks=False):
             try:
+                if owner := owner_of_empty(top / entry.name):
+                    yield _measured(top / entry.name, top / entry.name, owner, [top / entry.name])
                 yield from find_in_folders(top / entry.name, unread)
             except FileNotFoundError:  # deleted meanwhile
                 continue
@@ -286,6 +291,8 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
         remove_unlocked(place.parent, [f"{place.name}.new"])
         return replace(left, removed=gone or not _exists(place))
     target = Path(left.target)
+    if place == target:
+        return replace(left, removed=remove_empty(place))
     root, there = _root_in(target)
     if there and root is None:
         return left  # a newer release has committed just now
@@ -293,7 +300,10 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
         for path in [] if there else _own_files(target):
             path.unlink(missing_ok=True)
         place.unlink(missing_ok=True)
-        _remove_empty(target)
+        remove_empty_below(target)
+        if step_number(target.name) is not None:
+            with contextlib.suppress(OSError):
+                target.rmdir()
     elif root == f"{GENERATIONS}/{place.name}":
         return left  # it was committed just now
     else:
@@ -305,15 +315,6 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
 
 def _exists(staged: Path) -> bool:
     return any(each.name.startswith(staged.name) for each in staged.parent.iterdir())
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove the empty folders below one."""
-    own = own_keys_in(folder) if (folder / MANIFEST).exists() else OwnKeys()
-    for each, _, _ in os.walk(folder, topdown=False):
-        if each != str(folder) and not own.is_group(os.path.relpath(each, folder)):
-            with contextlib.suppress(OSError):
-                os.rmdir(each)
 
 
 def in_words(parent: Path) -> str:

@@ -10,6 +10,9 @@ The claim's lock and the system on which it was made show whether its owner is a
 4. Any other owner may be alive on another host: locks of network file systems need not be visible
    there.
 
+A folder with the name that a manager gives to a step, and nothing in it, has no claim: a deletion
+was killed when its claim had gone. Who makes such a folder to fill it does so within a minute.
+
 `remove_dead` is what each save does to the leftovers of its parent folder. It removes what is dead,
 except what a conversion to another path can resume from. What ``xckpt gc`` removes is found in
 `xckpt.storage.commit.collect`.
@@ -22,16 +25,19 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, OwnKeys
+from xckpt.core.run.names import step_name, step_number
 from xckpt.errors import CheckpointExistsError
-from xckpt.storage.commit.carry import rescue
-from xckpt.storage.commit.file_system import Lock, is_local, lock
+from xckpt.storage.commit.carry import own_keys_in, rescue
+from xckpt.storage.commit.file_system import Lock, can_rename, is_local, lock
 from xckpt.storage.commit.folder import (
     LEFTOVER,
     ONE_SAVE,
@@ -43,6 +49,11 @@ from xckpt.storage.commit.folder import (
     process_identity,
     staging_folder,
 )
+
+LOCK: Final = f"{CLAIM}.__lock"
+"""What a deletion that is killed last of all may leave in the folder: TensorStore's lock."""
+SETTLED: Final = 60.0
+"""Seconds after which nobody is about to fill an empty folder of a step any more."""
 
 
 class OwnerState(Enum):
@@ -72,6 +83,19 @@ def owner_state(text: ClaimText, locked: Lock, *, local: bool) -> OwnerState:
         mine = text.host == socket.gethostname() and local
         return OwnerState.DEAD if mine else OwnerState.UNKNOWN
     return OwnerState.DEAD if locked is Lock.TAKEN else _by_process(text)
+
+
+def owner_of_empty(step: Path) -> OwnerState | None:
+    """What is known about who left a folder with the name of a step empty; None if it is not so.
+
+    A folder that cannot be removed, such as a mount point, is none.
+    """
+    if step.name != step_name(step_number(step.name) or 0):
+        return None
+    if any(each.name != LOCK for each in step.iterdir()) or not can_rename(step):
+        return None
+    is_young = time.time() - step.stat().st_mtime < SETTLED
+    return OwnerState.ALIVE if is_young else OwnerState.DEAD
 
 
 def _by_process(text: ClaimText) -> OwnerState:
@@ -137,6 +161,24 @@ def remove_if_dead(staged: Path, *, local: bool, resumable: bool, old: bool = Fa
         for path in (*journals(staged), claim_of(staged)):
             path.unlink(missing_ok=True)
     return True
+
+
+def remove_empty(step: Path) -> bool:
+    """Remove the folder of a step, if nothing has been put into it by now; whether it has gone."""
+    with contextlib.suppress(OSError):
+        if owner_of_empty(step) is OwnerState.DEAD:
+            (step / LOCK).unlink(missing_ok=True)
+            step.rmdir()
+    return not step.exists()
+
+
+def remove_empty_below(folder: Path) -> None:
+    """Remove the empty folders below one, but no group of a checkpoint there."""
+    own = own_keys_in(folder) if (folder / MANIFEST).exists() else OwnKeys()
+    for each, _, _ in os.walk(folder, topdown=False):
+        if each != str(folder) and not own.is_group(os.path.relpath(each, folder)):
+            with contextlib.suppress(OSError):
+                os.rmdir(each)
 
 
 @contextlib.contextmanager
