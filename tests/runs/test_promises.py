@@ -57,7 +57,7 @@ class Run:
         return xckpt.CheckpointManager(self.root, save=[EverySteps(1)], keep=self.keep)
 
     def there(self) -> set[int]:
-        return set(run_steps.committed_steps(Location.parse(self.root)))
+        return set(run_steps.committed_steps(Location.parse(self.root)).values())
 
     def do(self, operation: str) -> None:
         getattr(self, operation)()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, Si
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
 from xckpt.api.run import restore as restoring
 from xckpt.api.run.restore import Candidate, Damaged, first_good
+from xckpt.core.run.record import StepRecord, run_metadata
 from xckpt.errors import CorruptCheckpointError, Problem
 from xckpt.policies import EverySteps, Latest
 from xckpt.storage.checkpoint import Checkpoint
@@ -259,3 +261,37 @@ def test_a_restore_past_many_damaged_steps_takes_time_for_each_once(
     with pytest.warns(UserWarning, match="step 1 was restored"):
         assert xckpt.CheckpointManager(tmp_path).restore()["w"][0] == 1
     assert len(described) <= 3 * 101
+
+
+RECORD = run_metadata(StepRecord(5, 1.0))
+PLAIN = xckpt.SaveOptions(pack_bytes=0)
+
+
+@pytest.mark.parametrize("bad", ["5", "step-5", "step-00000005"])
+@pytest.mark.parametrize("how", ["chunk", "manifest"])
+def test_of_two_folders_of_one_number_the_good_one_is_restored(
+    tmp_path: Path, bad: str, how: str
+) -> None:
+    """And a deletion leaves neither; a policy none of those that a manager wrote."""
+    other = "5" if bad != "5" else "step-00000005"
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=EverySteps(1), keep=Latest(1))
+    for name, step in {other: 5, bad: 6, "step-00000004": 4}.items():
+        xckpt.save(tmp_path / name, state_of(step), metadata=RECORD, options=PLAIN)
+    if how == "chunk":
+        spoil(tmp_path / bad)
+    else:
+        (tmp_path / bad / "xckpt.json").write_bytes(b"{")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert tag_of(checkpoints.restore()) == 5
+        assert tag_of(checkpoints.restore(step=5)) == 5
+    assert [record.name for record in checkpoints.steps()] == ["step-00000004", other]
+    again = xckpt.CheckpointManager(tmp_path)
+    again.delete(5)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+    for name in (other, bad):
+        xckpt.save(tmp_path / name, state_of(5), metadata=RECORD)
+    checkpoints.reload()
+    checkpoints.save(7, state_of(7))
+    checkpoints.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]

@@ -97,7 +97,8 @@ class World:
         return {step: self._tag(name) for step, name in self._names().items()}
 
     def _names(self) -> dict[int, str]:
-        return run_steps.committed_steps(Location.parse(self.root))
+        steps = run_steps.committed_steps(Location.parse(self.root))
+        return {number: name for name, number in steps.items()}
 
     def _tag(self, name: str) -> int:
         try:

@@ -33,7 +33,7 @@ from xckpt.core.manifest.decode import decoded_bytes
 from xckpt.core.manifest.memory import COPIES, LEAST_LIMIT, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.run.foreign import foreign_format, items_held
-from xckpt.core.run.names import step_number, steps_in
+from xckpt.core.run.names import in_order, step_number, steps_in
 from xckpt.core.run.record import StepRecord, outlined, read_record
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, NotACheckpointError
@@ -71,25 +71,26 @@ _sealed: Final = msgspec.json.Decoder(_Sealed).decode
 
 
 class _Committed(NamedTuple):
-    own: dict[int, str]
-    """Number -> folder name."""
+    own: dict[str, int]
+    """Folder name -> number."""
     foreign: dict[str, str]
     """Name -> format, of steps that another library has written."""
     items: dict[str, str]
     """Name -> where its one item is, of a step of Orbax that holds a checkpoint of xckpt."""
 
 
-def committed_steps(root: Location) -> dict[int, str]:
-    """The committed steps of a root: number -> folder name, by number.
+def committed_steps(root: Location) -> dict[str, int]:
+    """The committed steps of a root: folder name -> number, by number.
 
-    A step of another library counts where no step of the same number has a manifest.
+    Of several with one number the last counts, and another where that is damaged. A step of another
+    library counts where no step of the same number has a manifest.
 
     Raises:
         StorageError: the storage refused.
     """
     own, foreign, items = _committed(root)
-    others = {number: items.get(name, name) for number, name in steps_in(foreign).items()}
-    return dict(sorted({**others, **own}.items()))
+    others = {items.get(name, name): number for name, number in steps_in(foreign).items()}
+    return dict(sorted({**others, **own}.items(), key=lambda step: in_order(step[1], step[0])))
 
 
 def _committed(root: Location) -> _Committed:
@@ -97,11 +98,12 @@ def _committed(root: Location) -> _Committed:
         below = _below(root)
     named = {name: paths for name, paths in below.items() if step_number(name) is not None}
     own = steps_in(name for name, paths in named.items() if MANIFEST in paths)
+    numbers = set(own.values())
     renamed = root.folder is not None
     found = {
         name: foreign_format(name, paths, renamed=renamed)
         for name, paths in named.items()
-        if MANIFEST not in paths and step_number(name) not in own
+        if MANIFEST not in paths and step_number(name) not in numbers
     }
     foreign = {name: format for name, format in found.items() if format}
     held = {name: items_held(named[name]) for name, format in foreign.items() if format == "orbax"}
@@ -147,12 +149,12 @@ def _in_folder(step: Path) -> list[str]:
     return []
 
 
-def described(root: Location, steps: Mapping[int, str], memory_bytes: int) -> Steps:
+def described(root: Location, steps: Mapping[str, int], memory_bytes: int) -> Steps:
     """The records of steps, from their manifests; steps that are gone by now are left out.
 
     Args:
         root: where they are.
-        steps: number -> folder name.
+        steps: folder name -> number.
         memory_bytes: what the manifests may take in memory, as `LoadOptions` says.
 
     Raises:
@@ -162,15 +164,15 @@ def described(root: Location, steps: Mapping[int, str], memory_bytes: int) -> St
         return Steps()
     records: list[StepRecord] = []
     unreadable: list[StepRecord] = []
-    lacking: list[int] = []
-    for number, manifest in _manifests(root, steps, memory_bytes):
+    lacking: list[str] = []
+    for name, manifest in _manifests(root, steps, memory_bytes):
         if manifest is None:
-            lacking.append(number)
+            lacking.append(name)
             continue
         try:
-            record = _record(number, steps[number], manifest, memory_bytes)
+            record = _record(steps[name], name, manifest, memory_bytes)
         except (ManifestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            unreadable.append(StepRecord(number, name=steps[number]))
+            unreadable.append(StepRecord(steps[name], name=name))
         else:
             with storage_errors(root):
                 linked = root.folder is not None and (root.folder / record.name).is_symlink()
@@ -180,42 +182,40 @@ def described(root: Location, steps: Mapping[int, str], memory_bytes: int) -> St
         del manifest  # before the next is read
     formats = _committed(root).foreign if lacking else {}
     records += [
-        StepRecord(number, name=steps[number], format=formats[steps[number]])
-        for number in lacking
-        if steps[number] in formats
+        StepRecord(steps[name], name=name, format=formats[name])
+        for name in lacking
+        if name in formats
     ]
-    return Steps(sorted(records, key=lambda record: record.number), unreadable)
+    return Steps(sorted(records, key=lambda each: in_order(each.number, each.name)), unreadable)
 
 
 def _manifests(
-    root: Location, steps: Mapping[int, str], memory_bytes: int
-) -> Iterator[tuple[int, bytes | None]]:
+    root: Location, steps: Iterable[str], memory_bytes: int
+) -> Iterator[tuple[str, bytes | None]]:
     """The manifests of steps, some at a time; None of a step that has none any more.
 
     What by its length or kind is not to be read is given as no bytes.
     """
     most = min(MAX_BYTES, max(memory_bytes, LEAST_LIMIT) // COPIES)
-    keys = {f"{name}/{MANIFEST}": number for number, name in steps.items()}
+    keys = {f"{name}/{MANIFEST}": name for name in steps}
     with storage_errors(root):
         store = open_store(root)
-        asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None] = {}
+        asked: dict[str, ts.Future[ts.KvStore.ReadResult] | None] = {}
         waiting = 0
         for key, size in lengths(root, keys, most):
             if waiting + (size or 0) > most or len(asked) >= AT_ONCE:
-                yield from _answered(root, steps, asked)
+                yield from _answered(root, asked)
                 asked, waiting = {}, 0
             asked[keys[key]] = None if size is None else store.read(key)
             waiting += size or 0
-        yield from _answered(root, steps, asked)
+        yield from _answered(root, asked)
 
 
 def _answered(
-    root: Location,
-    steps: Mapping[int, str],
-    asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None],
-) -> Iterator[tuple[int, bytes | None]]:
-    for number in list(asked):
-        yield number, content_of(asked.pop(number), root.within(steps[number]))
+    root: Location, asked: dict[str, ts.Future[ts.KvStore.ReadResult] | None]
+) -> Iterator[tuple[str, bytes | None]]:
+    for name in list(asked):
+        yield name, content_of(asked.pop(name), root.within(name))
 
 
 def _record(number: int, name: str, manifest: bytes, memory_bytes: int) -> StepRecord:

@@ -16,7 +16,7 @@ import msgspec
 from xckpt.api.run.root import RunRoot
 from xckpt.api.save import names_limits
 from xckpt.core.run.keeping import deletable
-from xckpt.core.run.names import step_name
+from xckpt.core.run.names import in_order, step_name
 from xckpt.core.run.policies import KeepPolicy
 from xckpt.core.run.record import StepRecord
 from xckpt.engine.ranks.group import Group, operation
@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def all(self) -> list[StepRecord]:
-        """The steps, sound or not, by number; of one number the kept one last."""
+        """The steps, sound or not, by number; of one number the one that counts last."""
         return sorted([*self._records.values(), *self._unreadable.values()], key=_in_order)
 
     @property
@@ -108,12 +108,13 @@ class RunFolder:
         return list(found.values())
 
     def find(self, number: int) -> list[StepRecord]:
-        """The steps of a number, sound or not; the kept one last."""
+        """The steps of a number, sound or not; the one that counts last."""
         return [record for record in self.all if record.number == number]
 
     def replaced(self, number: int, *, temporary: bool) -> str | None:
         """Folder name of what a save would replace; only the coordinator knows what is deleted."""
-        name = next((r.name for r in self.find(number) if self._is_own(r, temporary)), None)
+        found = [r.name for r in self.find(number) if self._is_own(r, temporary)]
+        name = next(reversed(found), None)
         self.roots[temporary].remover.finish(name or step_name(number))
         return name
 
@@ -153,10 +154,12 @@ class RunFolder:
             return
         self._forget_deleted()
         for root, rules in zip(self.roots, policies, strict=True):
-            going = root.remover.names
+            stays = {key_of(last), *((root.temporary, name) for name in root.remover.names)}
             own = [each for each in self._good if self.root_of(each) is root]
-            for record in deletable(own, rules):
-                if key_of(record) != key_of(last) and record.name not in going:
+            one_each = {each.number: each for each in own}  # policies see each number once
+            numbers = {each.number for each in deletable(list(one_each.values()), rules)}
+            for record in own:
+                if record.number in numbers and record.managed and key_of(record) not in stays:
                     self.remove(record)
 
     def _forget_deleted(self) -> None:
@@ -235,5 +238,6 @@ def key_of(record: StepRecord) -> tuple[bool, str]:
     return record.temporary, record.name
 
 
-def _in_order(record: StepRecord) -> tuple[int, bool]:
-    return record.number, not record.temporary
+def _in_order(record: StepRecord) -> tuple[object, ...]:
+    number, *rest = in_order(record.number, record.name)
+    return number, not record.temporary, *rest

@@ -1,6 +1,7 @@
 """How a run restores a step: the newest, or if that is damaged the one before it.
 
-1. Where a step lies in both roots of a run, the kept one comes first.
+1. Where a step lies in both roots of a run, the kept one comes first. Where folders of two names
+   have one number, the one comes first whose name a manager gives.
 2. A step that is deleted while it is read is not damaged: another process has saved a newer
    one. So the roots are listed again, and the newest untried step comes next.
 3. A step that does not fit the target may be damaged, too (`xckpt.api.run.misfit`).
@@ -211,9 +212,15 @@ def _newest_first(folder: RunFolder, step: int | None) -> dict[Candidate, StepRe
     """The steps of a number, or all."""
     records = [each for each in reversed(folder.all) if step in (None, each.number)]
     return {
-        Candidate(folder.path(each), f"step {each.number}", _damage_of(folder, each)): each
+        Candidate(folder.path(each), _called(folder, each), _damage_of(folder, each)): each
         for each in records
     }
+
+
+def _called(folder: RunFolder, record: StepRecord) -> str:
+    """What messages call a step: by its folder, if it shares its number with another."""
+    others = len({each.name for each in folder.find(record.number)}) > 1
+    return f"step {record.number}" + f" ({record.name})" * others
 
 
 def _damage_of(folder: RunFolder, record: StepRecord) -> tuple[type[XckptError], ...]:

@@ -82,9 +82,9 @@ class RunRoot:
             there = committed_steps(location)
             if not there:
                 self._refuse_other(location)
-            read = {(record.number, record.name): record for record in known}
-            kept = [read[each] for each in there.items() if each in read]
-            new = {number: name for number, name in there.items() if (number, name) not in read}
+            read = {record.name: record for record in known}
+            kept = [read[name] for name in there if name in read]
+            new = {name: number for name, number in there.items() if name not in read}
             found = described(location, new, self.memory_bytes)
         except StorageError as error:
             if not self.temporary:

@@ -56,21 +56,28 @@ def step_number(name: str) -> int | None:
     return None if found is None else int(found[1] or found[2])
 
 
-def steps_in(names: Iterable[str]) -> dict[int, str]:
-    """The steps among the names in a folder, in their order: number -> name.
-
-    Where two names have one number, the one counts that `step_name` gives, else the last in order.
+def steps_in(names: Iterable[str]) -> dict[str, int]:
+    """The steps among the names in a folder, in their order: name -> number.
 
     Example:
         >>> steps_in(["step-9", "10", "config", "9", "step-00000009"])
-        {9: 'step-00000009', 10: '10'}
+        {'9': 9, 'step-9': 9, 'step-00000009': 9, '10': 10}
     """
-    found: dict[int, str] = {}
-    for name in sorted(names):
-        number = step_number(name)
-        if number is not None and found.get(number) != step_name(number):
-            found[number] = name
-    return dict(sorted(found.items()))
+    found = {name: step_number(name) for name in names}
+    steps = [(number, name) for name, number in found.items() if number is not None]
+    return {name: number for number, name in sorted(steps, key=lambda step: in_order(*step))}
+
+
+def in_order(number: int, name: str) -> tuple[int, bool, str]:
+    """The place of a step among others; of those with one number the one that counts is the last.
+
+    That is the one whose name `step_name` gives, else the last by name.
+
+    Example:
+        >>> max(["9", "step-00000009", "step-9"], key=lambda name: in_order(9, name))
+        'step-00000009'
+    """
+    return number, name == step_name(number), name
 
 
 class OptionalBase(os.PathLike[str]):

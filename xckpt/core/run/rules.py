@@ -91,7 +91,7 @@ def kept_by(records: Sequence[StepRecord]) -> dict[int, list[str]]:
         >>> kept_by(run)
         {1: [], 2: ['Latest(1)', 'EverySteps(2)']}
     """
-    sound = [record for record in records if record.format != UNREADABLE]
+    sound = list({each.number: each for each in records if each.format != UNREADABLE}.values())
     ours = [record for record in sound if record.managed]
     texts = ours[-1].keep if ours else ()
     rules = {text: _policy(text) for text in texts}
