@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -13,10 +14,13 @@ import pytest
 
 import xckpt
 from tests.attacks.victim import outcome
+from tests.support.hostile_claims import write_manifest
 from tests.support.time_limit import ALLOWANCE
 from tests.support.unprivileged import permissions_hold
 from xckpt.convert import convert
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks.file_checks import file_problem
+from xckpt.storage.location import Location
 
 STATE = {"w": np.arange(300.0), "step": 1}
 OTHER = 12345
@@ -85,12 +89,10 @@ def test_a_copy_of_another_format_reads_no_device(saved: Path, what: str) -> Non
     assert sorted(os.listdir(saved.parent)) == ["ckpt", "dcp"]
 
 
-@pytest.mark.parametrize("length", [0, 16 << 31])
-def test_a_copy_counts_out_no_chunks_that_are_not_there(tmp_path: Path, length: int) -> None:
-    """It listed two billion chunks, before it looked at one."""
-    path = tmp_path / "ckpt"
+def claim_chunks(path: Path, count: int, length: int) -> None:
+    """A manifest of so many chunks that are not there, and a digest file of some length."""
     path.mkdir()
-    leaf = {"kind": "tensor", "name": "w", "dtype": "int8", "shape": [1 << 31], "chunk": [1]}
+    leaf = {"kind": "tensor", "name": "w", "dtype": "int8", "shape": [count], "chunk": [1]}
     body = json.dumps(
         {"leaves": [leaf], "digests": "0" * 32, "zarr_json": 2}, separators=(",", ":")
     )
@@ -102,9 +104,62 @@ def test_a_copy_counts_out_no_chunks_that_are_not_there(tmp_path: Path, length: 
         (path / name).write_text("{}")
     with open(path / "xckpt.digests", "wb") as file:
         file.truncate(length)
-    done = outcome(xckpt.copy, path, tmp_path / "copied")
-    assert done.kind == "CorruptCheckpointError" and done.seconds < 5 * ALLOWANCE, done.text
-    assert ("w/c/0: it is missing" if length else "too short for 2,147,483,648 chunks") in done.text
+
+
+@pytest.mark.parametrize(
+    ("to", "length", "kind", "words"),
+    [
+        ("folder", 0, "CorruptCheckpointError", "too short for 2,147,483,648 chunks"),
+        ("folder", 16 << 31, "CorruptCheckpointError", "w/c/0: it is missing"),
+        ("memory", 16 << 31, "MemoryLimitError", "xckpt.digests, of 34,359,738,368 bytes, takes"),
+    ],
+)
+def test_a_copy_counts_out_no_chunks_that_are_not_there(
+    tmp_path: Path, to: str, length: int, kind: str, words: str
+) -> None:
+    """It listed two billion chunks, before it looked at one; the digests ended the process."""
+    path = tmp_path / "ckpt"
+    claim_chunks(path, 1 << 31, length)
+    target = "memory://counted-out" if to == "memory" else str(tmp_path / "copied")
+    done = outcome(xckpt.copy, path, target)
+    assert done.kind == kind and done.seconds < 5 * ALLOWANCE, done.text
+    assert words in done.text and not xckpt.exists(target)
+
+
+def test_a_copy_ends_at_the_first_object_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on to look at each of a million files."""
+    path, looked = tmp_path / "ckpt", list[str]()
+    claim_chunks(path, 1 << 20, 16 << 20)
+
+    def look(source: Location, key: str, most: int) -> str:
+        looked.append(key)
+        return file_problem(source, key, most)
+
+    monkeypatch.setattr("xckpt.storage.copy_checkpoint.file_problem", look)
+    with pytest.raises(xckpt.CorruptCheckpointError, match=r"w/c/.*: it is missing"):
+        xckpt.copy(path, "memory://first-missing")
+    assert len(looked) < 1 << 16
+
+
+def test_a_copy_through_memory_takes_no_pack_that_is_longer_than_any_chunk(tmp_path: Path) -> None:
+    """Its chunks may claim to fill it, so that only memory bounds it."""
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {"w": np.arange(9)}, options=xckpt.SaveOptions(pack_bytes=1 << 18))
+    text = (path / "xckpt.json").read_text()
+    body = json.loads(text)["checkpoint"]
+    places = base64.b64decode(body["inline_places"])
+    body["leaves"][0] |= {"dtype": "int8", "shape": [1 << 39], "chunk": [1 << 29]}
+    body["inline_places"] = base64.b64encode(places + places[16:] * 1023).decode()
+    body["pack_bytes"] = 1 << 29
+    digests = (path / "xckpt.digests").read_bytes() * 1024
+    (path / "xckpt.digests").write_bytes(digests)
+    write_manifest(path, json.dumps(body, separators=(",", ":")).encode())
+    os.truncate(next((path / "xckpt.packs").iterdir()), 1 << 38)
+    with pytest.raises(xckpt.MemoryLimitError, match=r"xckpt.packs/\w+, of 274,877,906,944 bytes"):
+        xckpt.copy(path, "memory://long-pack")
+    assert not xckpt.exists("memory://long-pack")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")

@@ -105,6 +105,8 @@ def copy(
         CheckpointExistsError: ``target`` is taken, and ``overwrite`` is False.
         ValueError: both are one place.
         CorruptCheckpointError: an object of the source is missing.
+        MemoryLimitError: an object that passes through this process is longer than
+            ``memory_bytes`` and than any chunk.
         StorageError: a storage refused, or another format lies in a bucket, or ``source`` was
             replaced while it was copied.
 

@@ -24,10 +24,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from xckpt.core.geometry.grid import MAX_CHUNK_BYTES
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.entries import Manifest, arrays
-from xckpt.core.manifest.own_keys import MANIFEST, object_bytes, object_sizes
-from xckpt.core.manifest.packs import PACK_BYTES
+from xckpt.core.manifest.memory import check_memory
+from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST, object_bytes, object_sizes
+from xckpt.core.manifest.packs import PACK_BYTES, PLACES
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.errors import RESTORE, CorruptCheckpointError, StorageError, naming
 from xckpt.options import LoadOptions
@@ -36,7 +38,7 @@ from xckpt.storage.base.identity import object_identity
 from xckpt.storage.buckets.server_side import ServerSide
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.digests import Digests
-from xckpt.storage.chunks.file_checks import file_problem, most_bytes
+from xckpt.storage.chunks.file_checks import file_bytes, file_problem, most_bytes
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import REQUESTS, Location, answer, open_store, storage_errors
@@ -83,6 +85,7 @@ def copy_checkpoint(
         ManifestError: its manifest cannot be trusted.
         CheckpointExistsError: the target is taken.
         CorruptCheckpointError: an object of the source is missing.
+        MemoryLimitError: an object that passes through here takes more memory than allowed.
         StorageError: a storage refused, or another save has replaced the source meanwhile.
     """
     data = read_manifest(source)
@@ -123,6 +126,7 @@ def _copy_objects(
             return
     if source.is_in_bucket_of(target):
         objects = _copy_there(list(objects), source, target, progress)
+    objects = _held(objects, source, options.memory_bytes)
     from_store, to_store = open_store(source), open_store(target)
 
     def copy(key: str, size: int) -> None:
@@ -134,6 +138,8 @@ def _copy_objects(
 
     with Pool(threads=THREADS, budget=options.memory_bytes) as pool:
         for key, size in objects:
+            if pool.failed:
+                break  # there may be billions of others
             pool.submit(partial(copy, key, size), size)
 
 
@@ -154,6 +160,21 @@ def _plain(
         # The size is exact but for chunks with codecs, zarr shards and packs.
         if problem := file_problem(source, key, max(size, longest, packed + LONGEST_PACK)):
             raise not_copied(source.child(key), problem)
+        yield key, size
+
+
+def _held(
+    objects: Iterable[tuple[str, int]], source: Location, memory_bytes: int
+) -> Iterator[tuple[str, int]]:
+    """The objects, each as a whole within memory: what is no longer than a chunk may go alone.
+
+    Raises:
+        MemoryLimitError: one is not.
+    """
+    for key, size in objects:
+        length = size if source.folder is None else max(size, file_bytes(source.folder / key))
+        if length > MAX_CHUNK_BYTES or key in (DIGESTS, PLACES):
+            check_memory(length, f"{source.child(key)}, of {length:,} bytes,", memory_bytes)
         yield key, size
 
 
