@@ -28,7 +28,9 @@ def inside(part: Box, whole: Box) -> bool:
 @given(tilings_and_chunks())
 @example(((), [((), ())], ()))
 @example(((5,), [((0,), (4,)), ((4,), (1,))], (4,)))
+@example(((5,), [((0,), (5,))], (1 << 29,)))
 def test_each_chunk_lies_in_one_box(case: tuple[Shape, Tiling, Shape]) -> None:
+    """One that is mostly padding does not count: of 20 bytes a save made a file of 2 GiB."""
     shape, tiling, chunk = case
     boxes = Boxes.of(tiling, rank=len(shape))
     boxes = boxes.take(boxes.elements > 0)
@@ -40,7 +42,8 @@ def test_each_chunk_lies_in_one_box(case: tuple[Shape, Tiling, Shape]) -> None:
         any(inside((unit.offsets, unit.sizes), (box.offsets, box.sizes)) for box in boxes)
         for unit in units
     )
-    assert still_fits(grid, shape, boxes) == lie
+    mostly_data = all(c < 2 * n for c, n in zip(chunk, shape, strict=True))
+    assert still_fits(grid, shape, boxes) == (lie and mostly_data)
 
 
 @given(tiled_shapes(), st.sampled_from([8, 64, 1000]))

@@ -7,7 +7,9 @@ then each has one writer, as in a new grid.
 1. One array for the whole tensor fits if no boundary between two boxes lies inside a chunk: per
    dimension, each interior boundary is a multiple of the chunk's size. That is also necessary:
    where a box ends inside a chunk, another box holds the rest of the chunk.
-2. An array for each box fits the same boxes and no others.
+2. A chunk that is twice as long as the tensor along a dimension, or more, is mostly padding, and
+   not of this library's making.
+3. An array for each box fits the same boxes and no others.
 """
 
 from __future__ import annotations
@@ -39,4 +41,6 @@ def still_fits(grid: Grid, shape: Sequence[int], boxes: Boxes) -> bool:
         return grid.arrays == boxes
     whole = np.array(shape, np.int64)
     bounds = np.concatenate([boxes.offsets, boxes.ends])
+    if (grid.units[0] >= 2 * whole).any():
+        return False
     return bool(((bounds % grid.units[0] == 0) | (bounds == whole)).all())
