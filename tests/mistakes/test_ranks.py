@@ -175,6 +175,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "format": {"format": "tar"},
     "coordinator": {"coordinator_rank": 5},
     "coordinator in words": {"coordinator_rank": "0"},
+    "half a coordinator": {"coordinator_rank": 0.5},
 }
 
 
@@ -244,7 +245,8 @@ def on_rank_wrong(
         ("convert", "format", "ValueError", "tar"),
         ("convert", "group", "TypeError", "a group of processes is an xckpt.Group"),
         ("save_state_dict", "coordinator", "ValueError", "coordinator_rank 5 is not one of"),
-        ("save_state_dict", "coordinator in words", "TypeError", "str"),
+        ("save_state_dict", "coordinator in words", "TypeError", "an int, not the str '0'"),
+        ("load_state_dict", "half a coordinator", "TypeError", "an int, not the float 0.5"),
         ("load_state_dict", "coordinator", "ValueError", "coordinator_rank 5 is not one of"),
     ],
 )

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from xckpt.core.text.arguments import named
+from xckpt.core.text.arguments import named, shown_value
 from xckpt.engine.ranks.group import Group, LocalGroup, TimedGroup
 from xckpt.engine.ranks.launched import COUNTS, launched_with
 from xckpt.errors import NoGroupError, XckptError
@@ -46,7 +46,7 @@ def find_group(
 
     Raises:
         NoGroupError: a launcher has started several processes, but nothing joins them.
-        TypeError: ``process_group`` is not a group, or has no timeouts.
+        TypeError: ``process_group`` is not a group, or has no timeouts, or the rank is no int.
         ValueError: the group has no such coordinator, or this process is not in it; or the
             arguments contradict each other.
 
@@ -69,6 +69,9 @@ def find_group(
                 f"{process_group.coordinator}; leave coordinator_rank out"
             )
         return _timed(process_group, timeout)
+    if not hasattr(coordinator_rank, "__index__"):
+        what = shown_value(coordinator_rank)
+        raise TypeError(f"coordinator_rank is a rank within the group, an int, not {what}")
     for framework, module in _GROUPS.items():
         if sys.modules.get(framework):
             current_group = importlib.import_module(module).current_group
