@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -22,7 +25,6 @@ from tests.support.schedules import at_once
 from tests.support.sharded_arrays import Sharded, cut
 from xckpt.core.leaf import HostSource, RemotePart
 from xckpt.engine import background, host_copy
-from xckpt.engine import stager as stager_module
 from xckpt.engine.fresh_memory import CACHE_LINE, fresh
 from xckpt.engine.host_copy import HostCopies
 from xckpt.errors import LeafTooLargeError, UnsupportedLeafError
@@ -135,6 +137,26 @@ def test_a_copy_that_fails_in_a_thread_is_raised() -> None:
         host_copy._run([lambda: None] * 9, fail, threads=2)
     with pytest.raises(OSError, match="no such page"):
         host_copy._run([lambda: None, fail, lambda: None], lambda: None, threads=0)
+
+
+def test_no_thread_copies_on_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts, alive, begun = [KeyboardInterrupt()], list[threading.Thread](), list[int]()
+
+    class Interrupted(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            alive.append(self)
+            if interrupts:
+                raise interrupts.pop()
+            super().join(timeout)
+
+    def copy() -> None:
+        begun.append(1)
+        time.sleep(0.01)
+
+    monkeypatch.setattr(host_copy, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        host_copy._run([copy] * 100, lambda: None, threads=2)
+    assert not any(thread.is_alive() for thread in alive) and len(begun) < 100
 
 
 def test_memory_that_only_its_framework_can_read() -> None:
@@ -386,10 +408,13 @@ def test_every_stager_can_be_called_from_any_thread() -> None:
 def test_a_state_that_memory_does_not_hold_names_its_largest_leaf(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def none_left(size: int) -> Any:
-        raise MemoryError(f"no {size} bytes")
+    def none_left(*arguments: object, **named: object) -> Any:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(stager_module, "fresh", none_left)
+    monkeypatch.setattr(mmap, "mmap", none_left)
     state = {"m": {"large": np.ones(MEBIBYTE), "b": np.ones(3)}, "step": 3}
-    with pytest.raises(LeafTooLargeError, match=r"the state, 8.0 MiB.* leaf is m/large, 8.0 MiB"):
+    words = r"the state, 8.0 MiB.* leaf is m/large, 8.0 MiB"
+    with pytest.raises(LeafTooLargeError, match=words):
         xckpt.save_async("memory://no-room", state, stager=BlockingAsyncStager()).result()
+    with pytest.raises(LeafTooLargeError, match=words):
+        BlockingAsyncStager(cache_staged_state_dict=True).prepare(state)

@@ -42,6 +42,9 @@ def fresh(size: int) -> Bytes:
 
     It goes back to the system with the last reference to it.
 
+    Raises:
+        MemoryError: there is none.
+
     Example:
         >>> fresh(3 << 20).shape
         (3145728,)
@@ -51,7 +54,10 @@ def fresh(size: int) -> Bytes:
         return padded[-padded.ctypes.data % CACHE_LINE :][:size]
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     # Whole huge pages, and one more so that the region can begin with one.
-    pages = mmap.mmap(-1, (-(-size // HUGE_PAGE) + 1) * HUGE_PAGE, flags=flags)
+    try:
+        pages = mmap.mmap(-1, (-(-size // HUGE_PAGE) + 1) * HUGE_PAGE, flags=flags)
+    except OSError as error:
+        raise MemoryError(f"no memory for {size:,} bytes: {error.strerror}") from error
     region = np.frombuffer(pages, np.uint8)
     return region[-region.ctypes.data % HUGE_PAGE :][:size]
 

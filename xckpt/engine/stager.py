@@ -16,9 +16,10 @@ takes other memory.
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from math import prod
 from typing import Any, Final, Protocol, runtime_checkable
@@ -175,10 +176,8 @@ class BlockingAsyncStager(AsyncStager):
             }
             return rebuild(state_dict, replace, adapters, finished=states)
 
-        try:
+        with _naming_largest(flat, copyables):
             return self._copies.copy(_parts(copyables), build)
-        except MemoryError as error:
-            raise _too_large(flat, copyables) from error
 
     def prepare(self, state_dict: Any) -> None:  # noqa: ANN401  # any tree
         """Get the memory for a state like this one now, so that the first stage is as fast as any.
@@ -187,14 +186,16 @@ class BlockingAsyncStager(AsyncStager):
 
         Raises:
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
+            LeafTooLargeError: there is no memory for the copy; the largest leaf is named.
             ValueError: this stager does not keep its memory.
         """
         if not self.cache_staged_state_dict:
             raise ValueError("prepare is for BlockingAsyncStager(cache_staged_state_dict=True)")
         with self.turn:
             self._wait_until_free()
-            _, copyables = self._look(state_dict, loaded_adapters(saves=True))
-            self._copies.prepare(_parts(copyables))
+            flat, copyables = self._look(state_dict, loaded_adapters(saves=True))
+            with _naming_largest(flat, copyables):
+                self._copies.prepare(_parts(copyables))
 
     def lend(self, until: Future[Any]) -> None:
         """Keep cached memory as it is until a future is done: a save reads what is in it."""
@@ -254,19 +255,23 @@ class BlockingAsyncStager(AsyncStager):
         return fresh(size) if memory is None else memory
 
 
-def _too_large(flat: FlatTree, copyables: Mapping[int, Copyable]) -> LeafTooLargeError:
-    """The error about a state that there is no memory to copy."""
-    sizes = {
-        name: sum(part.dtype.itemsize * prod(part.shape) for part in found.parts)
-        for name, leaf in flat.leaves.items()
-        if (found := copyables.get(id(leaf))) is not None
-    }
-    largest = max(sizes, key=sizes.__getitem__)
-    return LeafTooLargeError(
-        f"not enough memory to copy the state, {readable_bytes(sum(sizes.values()))} on this rank; "
-        f"its largest leaf is {largest or 'the root'}, {readable_bytes(sizes[largest])}: {MEMORY}, "
-        f"or use xckpt.save, which copies nothing"
-    )
+@contextlib.contextmanager
+def _naming_largest(flat: FlatTree, copyables: Mapping[int, Copyable]) -> Generator[None]:
+    """Name the largest leaf of a state that there is no memory to copy."""
+    try:
+        yield
+    except MemoryError as error:
+        sizes = {
+            name: sum(part.dtype.itemsize * prod(part.shape) for part in found.parts)
+            for name, leaf in flat.leaves.items()
+            if (found := copyables.get(id(leaf))) is not None
+        }
+        largest = max(sizes, key=sizes.__getitem__)
+        raise LeafTooLargeError(
+            f"not enough memory to copy the state, {readable_bytes(sum(sizes.values()))} on this "
+            f"rank; its largest leaf is {largest or 'the root'}, {readable_bytes(sizes[largest])}: "
+            f"{MEMORY}, or use xckpt.save, which copies nothing"
+        ) from error
 
 
 def _parts(copyables: Mapping[int, Copyable]) -> list[Part]:
