@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Thread
 from typing import NamedTuple, TypeVar
 
@@ -145,20 +146,18 @@ class HostCopies:
         keyed = [(part, _key(part)) for part in parts]
         plan = self._plan_for(keyed)
         region = self._memory(plan.size)
-        remote = [
-            (block.source, _in_order(region, block.offset, block.source))
-            for block in plan.blocks
-            if isinstance(block.source, RemotePart)
-        ]
-        for source, target in remote:
-            source.start(target)
+        remote: list[RemotePart] = []
+        for block in plan.blocks:
+            if isinstance(block.source, RemotePart):
+                block.source.start(_in_order(region, block.offset, block.source))
+                remote.append(block.source)
         result = _run(
             list(_copies(plan, region, new=not self._touched)),
             lambda: build([_view(part, key, plan, region) for part, key in keyed]),
             threads=_threads_for(plan.size),
         )
         self._touched = True
-        for source, _ in remote:
+        for source in remote:
             source.wait()
         return result
 
@@ -166,8 +165,7 @@ class HostCopies:
         """Have the kernel give pages to the memory that these parts will take."""
         region = self._memory(_plan_region([(part, _key(part)) for part in parts]).size)
         self._use_huge_pages(region)
-        slabs = [region[a : a + SLAB] for a in range(0, region.size, SLAB)]
-        clear = [lambda slab=slab: slab[::PAGE].fill(0) for slab in slabs]
+        clear = [partial(region[a : a + SLAB : PAGE].fill, 0) for a in range(0, region.size, SLAB)]
         _run(clear, lambda: None, threads=_threads_for(region.size))
         self._touched = True
 
@@ -288,8 +286,8 @@ def _copies(plan: _RegionPlan, region: Bytes, *, new: bool) -> Iterator[Callable
         if isinstance(block.source, RemotePart):
             continue
         if isinstance(block.source, np.ndarray):
-            pairs = [(_in_order(region, block.offset, block.source), block.source)]
-            yield lambda pairs=pairs: _copy_all(pairs, new)
+            target = _in_order(region, block.offset, block.source)
+            yield partial(_copy_all, [(target, block.source)], new)
             continue
         source = np.asarray(block.source)
         target = region[block.offset : block.offset + block.size]
@@ -297,10 +295,10 @@ def _copies(plan: _RegionPlan, region: Bytes, *, new: bool) -> Iterator[Callable
             slab.append((target[start : start + SLAB], source[start : start + SLAB]))
             size += slab[-1][0].nbytes
             if size >= SLAB // 2:
-                yield lambda pairs=slab: _copy_all(pairs, new)
+                yield partial(_copy_all, slab, new)
                 slab, size = [], 0
     if slab:
-        yield lambda pairs=slab: _copy_all(pairs, new)
+        yield partial(_copy_all, slab, new)
 
 
 def _copy_all(pairs: Iterable[tuple[Array, Array]], new: bool) -> None:
@@ -332,18 +330,21 @@ def _run(
         except BaseException as error:
             failures.append(error)
 
+    def join() -> None:
+        for thread in filter(Thread.is_alive, started):
+            thread.join()
+
     # No executor: a handler of signals that saves could wait for ever (`xckpt.storage.budget`).
     started = [Thread(target=work, name="xckpt-copy") for _ in range(threads)]
     try:
         for thread in started:
             thread.start()
         result = meanwhile()
+        join()
     except BaseException as error:
-        failures.append(error)
+        failures.append(error)  # an interrupt, too: no thread may write kept memory after it
+        join()
         raise
-    finally:
-        for thread in filter(Thread.is_alive, started):
-            thread.join()
     if not failures:
         return result
     raise failures[0]
