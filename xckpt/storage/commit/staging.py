@@ -310,6 +310,7 @@ def _begin_folder(
             undo.callback(claimed.release if resumed else abort)
             able = look_into(claimed.folder, claimed.descriptor)
             staged = StagedCheckpoint(folder, claimed.folder, claimed, step, resumed, able)
+            undo.callback(os.close, staged.opened)
             staged.access = target.access
             if resumed or step is not Step.EXCHANGE or _replaceable(staged, planned):
                 check_fitness(target, able, planned)
