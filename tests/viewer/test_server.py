@@ -61,7 +61,10 @@ def test_values(server: PageServer) -> None:
     assert (values["nans"], values["positive"], values["cells"]) == (1, 1, [0.0, None, None, 6.0])
 
 
-@pytest.mark.parametrize("path", ["/", "/TOKE/", "/TOKEN", "/TOKEN/other", "/TOKENx/", "/x/TOKEN/"])
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/TOKE/", "/TOKEN", "/TOKEN/other", "/TOKENx/", "/x/TOKEN/", "*", "TOKEN"],
+)
 def test_other_paths_are_not_found(server: PageServer, path: str) -> None:
     assert ask(server, path)[0] == 404
 

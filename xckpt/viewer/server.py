@@ -16,7 +16,7 @@ import hmac
 import secrets
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 from xckpt.core.text.printable import printable_lines
 from xckpt.errors import CheckpointReplacedError, NotACheckpointError, XckptError
@@ -77,14 +77,14 @@ class PageServer(ThreadingHTTPServer):
 
     def answer(self, path: str) -> Answer:
         """The answer to a path."""
-        asked = urlsplit(path)
-        _, token, *rest = asked.path.split("/", 2)
-        if not hmac.compare_digest(token.encode(), self.token.encode()) or not rest:
+        place, _, query = path.partition("?")
+        token, slash, what = place.removeprefix("/").partition("/")
+        if not hmac.compare_digest(token.encode(), self.token.encode()) or not slash:
             return 404, TEXT, "not found"
         try:
-            if rest[0] == "":
+            if not what:
                 self.view = self.view.again()
-            return self._answer(self.view, rest[0], parse_qs(asked.query))
+            return self._answer(self.view, what, parse_qs(query))
         except (ValueError, KeyError, NotACheckpointError) as error:
             return 400, TEXT, str(error)
         except CheckpointReplacedError as error:
