@@ -29,7 +29,7 @@ from xckpt.core.run.policies import KeepPolicy, Moment, SavePolicy, is_due, sign
 from xckpt.core.run.record import StepRecord, run_metadata
 from xckpt.core.run.rules import rule_texts
 from xckpt.core.text.arguments import named
-from xckpt.engine.run.decision import Decision, Rounds
+from xckpt.engine.run.decision import Decision, KeptError, Rounds
 from xckpt.engine.run.preemption import Preemption
 from xckpt.options import SaveOptions, check_flags
 
@@ -81,7 +81,7 @@ class RunSaves:
         self._noting = threading.RLock()  # held by the one thread that notes the end of a save
         self._decided: tuple[int | None, Decision] | None = None
         """The result of `preview`, for the `decide` that follows."""
-        self._fault: Exception | None = None  # a keep policy's on the coordinator, for all ranks
+        self._fault = KeptError()  # a keep policy's on the coordinator, for all ranks
         self._answered = False
         """Whether a save was begun since the run was preempted."""
         self._goes_back = False  # whether a warning said that newer steps exist than those saved
@@ -130,7 +130,7 @@ class RunSaves:
         """The coordinator's decision."""
         check_flags("CheckpointManager.save", force=force)
         assert step is not None, "a wrong step was raised before"
-        self._raise_fault()
+        self._fault.raise_once()
         now = time.time()
         saves = tuple(self._going)
         ended = bool(saves) and all(each.saving.done() for each in saves)
@@ -216,7 +216,7 @@ class RunSaves:
             try:
                 self.folder.keep([each.keep for each in self.rules], record)
             except Exception as fault:  # a policy's, on the coordinator alone
-                self._fault = fault
+                self._fault.note(fault)
 
     def wait(self, *, last: bool = False) -> None:
         """Wait for the save in the background and for what is being deleted.
@@ -229,7 +229,7 @@ class RunSaves:
         finally:
             self.folder.wait()
         if last or self.folder.group.size == 1:
-            self._raise_fault()
+            self._fault.raise_once()
 
     def enter(self) -> None:
         """The training loop begins; the signal that ended an earlier one was answered."""
@@ -251,11 +251,6 @@ class RunSaves:
             error.add_note(f"The last save of the run failed as well: {failure}")
         finally:
             self.signal.rest()
-
-    def _raise_fault(self) -> None:
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
 
 
 def _recorded(

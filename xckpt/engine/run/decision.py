@@ -84,6 +84,33 @@ said_first = msgspec.msgpack.Decoder(Decision | Listing | str).decode
 other call."""
 
 
+class KeptError:
+    """An exception that one rank keeps until all ranks raise it.
+
+    Example:
+        >>> fault = KeptError()
+        >>> fault.note(ValueError("the first counts"))
+        >>> fault.note(ValueError("a later one"))
+        >>> fault.raise_once()
+        Traceback (most recent call last):
+        ValueError: the first counts
+        >>> fault.raise_once()
+    """
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    def note(self, error: Exception) -> None:
+        """Keep it, unless another is kept."""
+        self._error = self._error or error
+
+    def raise_once(self) -> None:
+        """Raise what is kept, and forget it."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
 class Rounds:
     """The decisions of one run, as one rank takes part in them.
 
@@ -102,7 +129,7 @@ class Rounds:
         self._group = group
         self._asked = -math.inf
         """When the coordinator asked all ranks, by its clock."""
-        self._fault: Exception | None = None
+        self._fault: Final = KeptError()
         """What is wrong with a step that this rank was given, until all ranks have heard it."""
 
     def checked(self, step: object, others: Callable[[], object] = lambda: None) -> int | None:
@@ -121,7 +148,7 @@ class Rounds:
         except Exception as error:
             if self._group.size == 1:
                 raise
-            self._fault = self._fault or error
+            self._fault.note(error)
             return None
 
     def agree(
@@ -184,25 +211,20 @@ class Rounds:
 
     def _meet(self, local: Callable[[], int | None]) -> None:
         def said() -> bytes:
-            self._raise_fault()
+            self._fault.raise_once()
             return msgspec.msgpack.encode(local())
 
         with operation(self._group, CALL_OF_SAVE):
             all_reduce(self._group, PREPARE, said, _at_one_step)
 
-    def _raise_fault(self) -> None:
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
-
     def _report(self, step: int | None, preempted: bool) -> bytes:
-        self._raise_fault()
+        self._fault.raise_once()
         assert step is not None
         return msgspec.msgpack.encode(_Report(step, preempted))
 
     def _proposal(self, preempted: bool, decide: Callable[[bool], Decision]) -> bytes:
         """What the coordinator decides, if no rank has to be asked first."""
-        self._raise_fault()
+        self._fault.raise_once()
         now = time.monotonic()
         proposed = _ASK if now - self._asked >= ASK_SECONDS else decide(preempted)
         if proposed.due or proposed.asks:
