@@ -287,20 +287,17 @@ class _Save:
     def plan_globally(self, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
         """What each rank has to write, and where."""
         with self.step("plan"):
-            return self._planned(plans)
-
-    def _planned(self, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
-        made: object = self.planner.create_global_plan(list(plans))
-        match made:
-            case (shares, Metadata() as metadata):
-                shares = checked_plans(self.planner, shares, SavePlan, len(plans))
-            case _:
-                name = type(self.planner).__name__
-                raise PlanError(f"{name}.create_global_plan must return (plans, metadata)")
-        check_shares(shares, metadata)
-        metadata = replace(metadata, user_metadata=self.user_metadata)
-        shares, self.metadata = self.writer.prepare_global_plan(shares, metadata)
-        return checked_plans(self.writer, shares, SavePlan, len(plans), "prepare_global_plan")
+            made: object = self.planner.create_global_plan(list(plans))
+            match made:
+                case (shares, Metadata() as metadata):
+                    shares = checked_plans(self.planner, shares, SavePlan, len(plans))
+                case _:
+                    name = type(self.planner).__name__
+                    raise PlanError(f"{name}.create_global_plan must return (plans, metadata)")
+            check_shares(shares, metadata)
+            metadata = replace(metadata, user_metadata=self.user_metadata)
+            shares, self.metadata = self.writer.prepare_global_plan(shares, metadata)
+            return checked_plans(self.writer, shares, SavePlan, len(plans), "prepare_global_plan")
 
     def write(self, share: SavePlan) -> object:
         """Write this rank's share; return the report."""

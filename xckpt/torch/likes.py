@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -18,6 +18,10 @@ from xckpt.core.metadata import Sharding, TensorStorageMetadata
 from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import torch_dtype
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
 
 
 def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> torch.Tensor:
@@ -76,14 +80,14 @@ def _on_mesh(
 
 
 def _stored_placements(
-    sharding: Sharding | None, rank: int, mesh: object, name: str
-) -> list[object]:
+    sharding: Sharding | None, rank: int, mesh: DeviceMesh, name: str
+) -> list[Placement]:
     """A placement for each axis of a mesh."""
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Replicate, Shard
 
-    mesh = cast(DeviceMesh, mesh)
-    axes = mesh.mesh_dim_names or tuple(f"dim{axis}" for axis in range(mesh.ndim))
+    from xckpt.torch.sharded.on_mesh import axis_names
+
+    axes = axis_names(mesh)
     cuts = cut_axes(sharding, rank)
     refuse_other_axes(cuts, axes, name)
     dimensions = {axis: d for d, of_dimension in enumerate(cuts) for axis in of_dimension}

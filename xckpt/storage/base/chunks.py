@@ -64,13 +64,16 @@ class BaseChunks:
         try:
             if file_identity(orders.folder) != orders.manifest:
                 raise FileNotFoundError(errno.ENOENT, "replaced meanwhile", orders.folder)
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._digests = os.open(DIGESTS, flags, dir_fd=self._root)
+            self._digests = self._open(DIGESTS)
             if orders.packs and not self._inline:
-                self._places = os.open(PLACES, flags, dir_fd=self._root)
+                self._places = self._open(PLACES)
         except BaseException:
             self.close()
             raise
+
+    def _open(self, key: str) -> int:
+        """A descriptor of a file of the base, if it is no link."""
+        return os.open(key, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root)
 
     def digest(self, array: ZarrArray, number: int) -> bytes:
         """The digest of a chunk of an array of the base; empty if it cannot be read."""
@@ -107,8 +110,7 @@ class BaseChunks:
     def read(self, key: str, offset: int, nbytes: int) -> bytes:
         """A part of an object; empty if it cannot be read."""
         with contextlib.suppress(OSError):
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-            opened = os.open(key, flags, dir_fd=self._root)
+            opened = self._open(key)
             try:
                 return os.pread(opened, nbytes, offset)
             finally:
@@ -181,8 +183,7 @@ class BaseChunks:
         if sys.platform != "linux":
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         with contextlib.ExitStack() as opened:
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-            source = os.open(key, flags, dir_fd=self._root)
+            source = self._open(key)
             opened.callback(os.close, source)
             copy = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             opened.callback(os.close, copy)

@@ -24,9 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from xckpt.core.geometry.box import Boxes
-from xckpt.core.geometry.placements import (
-    View,
-)
+from xckpt.core.geometry.placements import View
 from xckpt.core.geometry.spread import Spread
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
@@ -42,6 +40,7 @@ from xckpt.torch.leaf import (
 )
 from xckpt.torch.sharded.hooked import local_shards, new_wrapper
 from xckpt.torch.sharded.on_mesh import (
+    axis_names,
     check_placements,
     check_rank,
     is_literal,
@@ -202,11 +201,10 @@ def _local_tensor(tensor: DTensor) -> torch.Tensor:
 
 
 def _sharding(tensor: DTensor) -> Sharding:
-    """Mesh and placements, for the manifest; a mesh without names calls its axes dim0, dim1, ..."""
+    """Mesh and placements, for the manifest."""
     mesh = tensor.device_mesh
-    names = mesh.mesh_dim_names or tuple(f"dim{axis}" for axis in range(mesh.ndim))
     return Sharding(
-        axes=tuple(zip(names, mesh.shape, strict=True)),
+        axes=tuple(zip(axis_names(mesh), mesh.shape, strict=True)),
         placements=tuple(repr(placement) for placement in tensor.placements),
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
@@ -53,6 +54,11 @@ def local_boxes(
     if len(local_shape) != len(shape) or not all(fitting):
         raise _misfit(tensor, name, [of_dim[0] for of_dim in possible], local_shape)
     return combined([of_dim[0] for of_dim in fitting])
+
+
+def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The names of a mesh's axes; dim0, dim1, ... of a mesh without names."""
+    return mesh.mesh_dim_names or tuple(f"dim{axis}" for axis in range(mesh.ndim))
 
 
 def check_placements(placements: Sequence[Placement], name: str) -> None:
