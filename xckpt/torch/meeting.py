@@ -76,7 +76,7 @@ def join(
     meeting = _Meeting(store, rank, coordinator, group.size(), timeout, board)
     waiting = Waiting(rank, coordinator, lambda: [coordinator])
     seconds = timeout if is_coordinator else timeout + GRACE_SECONDS
-    note = partial(_leave_note, store, waiting)
+    note, noted = partial(_leave_note, store, waiting), partial(_find_note, store, waiting)
     is_dead = partial(deaths.of, coordinator)
     try:
         has_met = wait_in_thread(partial(meet, meeting), waiting, seconds, lambda: bool(is_dead()))
@@ -88,16 +88,19 @@ def join(
         raise given_up(failures) from error
     if not has_met:
         meeting.is_over = True
-        why = silence(timeout, board.elsewhere(coordinator))
-        failures = [RankFailure(coordinator, SILENT, why)]
-        if death := is_dead():
-            failures = [RankFailure(coordinator, CLOSED, KILLED.format(death))]
+        failures = [_absent(coordinator, is_dead(), timeout, board)]
         note(failures)
         raise given_up(failures)
-    assert meeting.links is not None
     links = meeting.links
-    noted = partial(_find_note, store, waiting)
+    assert links is not None
     return Star(rank, group.size(), coordinator, links, note, deaths.of, noted, board), links
+
+
+def _absent(coordinator: int, death: str, timeout: float, board: StoreBoard) -> RankFailure:
+    """Why the ranks did not meet in time: the coordinator has died, or is silent."""
+    if death:
+        return RankFailure(coordinator, CLOSED, KILLED.format(death))
+    return RankFailure(coordinator, SILENT, silence(timeout, board.elsewhere(coordinator)))
 
 
 def _unmet(error: Exception, rank: int, coordinator: int) -> RankFailure:

@@ -112,8 +112,8 @@ class CheckpointView:
         now.token = secrets.token_hex(8)
         for cached in ("checkpoint", "page", "steps", "_described"):
             now.__dict__.pop(cached, None)
-        is_run = None in (now.page.checkpoint, self.page.checkpoint)  # its steps are asked later
-        return now if is_run or now.checkpoint.manifest != self.checkpoint.manifest else self
+        has_run = None in (now.page.checkpoint, self.page.checkpoint)  # its steps are asked later
+        return now if has_run or now.checkpoint.manifest != self.checkpoint.manifest else self
 
     @cached_property
     def steps(self) -> list[StepRecord]:

@@ -140,9 +140,8 @@ class Patience:
         missing: dict[int, None] = dict.fromkeys(ranks)
         began = beat = look = time.monotonic()
         presence = Presence()
-        waiting = Waiting(
-            *(self._rank, self._coordinator, lambda: list(missing)), warn_after=self.warn_after
-        )
+        about = self._rank, self._coordinator, lambda: list(missing)
+        waiting = Waiting(*about, warn_after=self.warn_after)
         news: Sequence[int] = ranks
         while True:
             for rank in news:
@@ -152,8 +151,7 @@ class Patience:
             if missing and now >= look:
                 look = now + TICK_SECONDS
                 waiting.remind()
-                lost = self.lost_of(missing, began, timeout)
-                if lost:
+                if lost := self.lost_of(missing, began, timeout):
                     give_up(lost)
                 for failure in lost:
                     del missing[failure.rank]
