@@ -10,17 +10,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from xckpt.core.dtypes import DTYPES
+from xckpt.core.targets.scaled import scaled_weights
 from xckpt.errors import MappingError
 from xckpt.formats.detect import open_source
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.mapping import RESOLVED, LeafMapping, check_mapping, part_of
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolve import ResolvedMapping
-from xckpt.mapping.scaled import scaled_weights
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Arithmetic, StridedCopy
 from xckpt.mapping.traced import leaf
@@ -118,7 +118,7 @@ class Conversion:
         resolving, proving = part_of(report, 0.0, RESOLVED), part_of(report, RESOLVED, 1.0)
         resolved = self.mapping.resolve(source.specs, wanted, progress=resolving)
         if not self.allow_lossy:
-            require_lossless(resolved)
+            require_lossless(resolved, {})
         if self.dtype is not None:
             resolved = cast_floats(resolved, self.dtype)
         made = resolved.targets if wanted is None else wanted
@@ -147,17 +147,41 @@ def in_leaves(
     return lambda part: progress(Progress(round(part * leaves), leaves, "leaves"))
 
 
-def require_lossless(resolved: ResolvedMapping) -> None:
-    """Refuse a mapping with lossy steps.
+def require_lossless(resolved: ResolvedMapping, wanted: Mapping[str, TensorSpec]) -> None:
+    """Refuse a mapping with lossy steps, or one that casts weights without their scales.
+
+    Args:
+        resolved: the mapping.
+        wanted: the targets that a load casts to.
 
     Raises:
-        MappingError: lists them with their bounds.
+        MappingError: lists the steps with their bounds.
     """
-    if resolved.lossy:
-        raise MappingError.listing(
-            "the mapping is lossy; allow_lossy=True allows it",
-            [f"{each.rule}: {each.operation}: {each.bound}" for each in resolved.lossy],
-        )
+    lossy = [f"{each.rule}: {each.operation}: {each.bound}" for each in resolved.lossy]
+    if lossy := [*lossy, *_lost_scales(resolved, {**resolved.targets, **wanted})]:
+        raise MappingError.listing("the mapping is lossy; allow_lossy=True allows it", lossy)
+
+
+def _scaled(resolved: ResolvedMapping) -> dict[str, str]:
+    """The weights of the source that are stored with scales, and these."""
+    return scaled_weights({name: spec.dtype for name, spec in resolved.sources.items()})
+
+
+def _lost_scales(resolved: ResolvedMapping, targets: Mapping[str, TensorSpec]) -> Iterator[str]:
+    """What becomes another dtype without its scales, which nothing takes."""
+    scaled = _scaled(resolved)
+    if not scaled:
+        return
+    asserted = (assertion.tensor.copies for assertion in resolved.assertions)
+    taken = {copy.source for copies in (*resolved.copies.values(), *asserted) for copy in copies}
+    for target, copies in resolved.copies.items():
+        for source in sorted({copy.source for copy in copies} & scaled.keys()):
+            before, after = resolved.sources[source].dtype, targets[target].dtype
+            if scaled[source] not in taken and before != after:
+                yield (
+                    f"{source}, {before}, becomes {target}, {after}, without its scales, "
+                    f"{scaled[source]}, which no rule takes"
+                )
 
 
 def unchanged(specs: Mapping[str, TensorSpec]) -> ResolvedMapping:
@@ -191,7 +215,7 @@ def cast_floats(resolved: ResolvedMapping, dtype: str) -> ResolvedMapping:
     Raises:
         MappingError: a weight has scales beside it, so that another dtype would change it.
     """
-    if scaled := scaled_weights(resolved.sources):
+    if scaled := _scaled(resolved):
         raise MappingError.listing(
             f"weights that are stored with scales cannot be cast to {dtype} alone: multiply them "
             "first, or convert without a dtype",

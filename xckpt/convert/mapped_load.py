@@ -161,7 +161,7 @@ class MappedLoadPlanner(LoadPlanner):
         if problems := problems_with(resolved, resolved.targets, all_used=all_used):
             raise MappingError.listing("the mapping does not fit the checkpoint", problems)
         if not self.allow_lossy:
-            require_lossless(resolved)
+            require_lossless(resolved, (self.cast and wanted) or {})
         return resolved
 
     def create_local_plan(self) -> LoadPlan:

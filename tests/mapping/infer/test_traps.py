@@ -18,6 +18,7 @@ from xckpt.convert import convert
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.infer import infer
 from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 
 D, H, HEAD, LAYERS = 8, 2, 4, 2
@@ -529,6 +530,12 @@ def test_nothing_is_loaded_or_converted_before_it_is_accepted(tmp_path: Path) ->
         ("fc.weight_packed", "fc.weight_scale"),
         ("fc.weight._data", "fc.weight._scale"),
         ("fc._weight_qdata", "fc._weight_scale"),
+        ("fc.weight", "fc.weight.absmax"),
+        ("fc.weight", "fc.weight_block_scale"),
+        ("fc.weight", "fc.input_scale"),
+        ("fc.weight", "fc.qscale"),
+        ("fc.w1", "fc.w1_weight_scale_2"),
+        ("fc.kernel", "fc.scale"),
     ],
 )
 def test_weights_with_scales_are_not_cast_alone(name: str, scales: str, tmp_path: Path) -> None:
@@ -537,3 +544,30 @@ def test_weights_with_scales_are_not_cast_alone(name: str, scales: str, tmp_path
     with pytest.raises(MappingError, match=f"{name}: its scales are {scales}"):
         convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")
     convert(tmp_path / "a", tmp_path / "c")
+    mapping = LeafMapping([Rule(name, "w")])
+    like = {"w": np.zeros((4, 4), np.float32)}
+    with pytest.raises(MappingError, match=f"becomes w, float32, without its scales, {scales}"):
+        xckpt.load(tmp_path / "a", like, mapping=mapping, cast=True, strict=False)
+    with pytest.raises(xckpt.TreeMismatchError, match=f"{name}: .*not its scales, {scales}"):
+        xckpt.load(tmp_path / "a", {name: like["w"]}, cast=True, strict=False)
+    both = {name: like["w"], scales: np.zeros((1, 1), "f4")}
+    assert (xckpt.load(tmp_path / "a", both, cast=True)[name] == 1).all()
+
+
+@pytest.mark.parametrize("name", ["norm.bias", "fc.weight", "w"])
+def test_a_scale_that_is_no_weights_is_none(name: str, tmp_path: Path) -> None:
+    """A normalisation's, or one that the model learns."""
+    other = {"norm.bias": "norm.scale", "fc.weight": "fc.logit_scale", "w": "norm.scale"}[name]
+    small = ml_dtypes.float8_e4m3fn
+    xckpt.save(tmp_path / "a", {name: np.ones(4, small), other: np.ones(1, "f4")})
+    convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")
+    loaded = xckpt.load(tmp_path / "a", {name: np.zeros(4, "f4")}, cast=True, strict=False)
+    assert (loaded[name] == 1).all()
+
+
+def test_a_key_with_slashes_is_a_path_for_its_scales(tmp_path: Path) -> None:
+    """As files of safetensors have them."""
+    weight = np.ones((4, 4), np.float32).astype(ml_dtypes.float8_e4m3fn)
+    xckpt.save(tmp_path / "a", {"fc/kernel": weight, "fc/qscale": np.ones((1, 1), "f4")})
+    with pytest.raises(MappingError, match="fc%2Fkernel: its scales are fc%2Fqscale"):
+        convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")

@@ -76,7 +76,36 @@ def compare(
             kind = difference.partition(" ")[0]
         if difference:
             differing[name] = Problem(name, kind=kind, text=difference)
+    if cast:
+        differing = _without_scales(targets, metadata) | differing
     return differing
+
+
+def _without_scales(
+    targets: Mapping[str, TargetLeaf | None], metadata: Metadata
+) -> dict[str, Problem]:
+    """Leaf name -> which scales a weight lacks that is cast; see `scaled_weights`."""
+    dtypes = {
+        name: stored.properties.dtype
+        for name, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata)
+    }
+    wanted = {name: target.dtype for name, target in targets.items() if target is not None}
+    cast = {n: to for n, to in wanted.items() if to and dtypes.get(n, to) != to}
+    if not cast:
+        return {}
+    from xckpt.core.targets.scaled import scaled_weights  # most loads cast nothing
+
+    return {
+        name: Problem(
+            name,
+            kind="scales",
+            text=f"dtype {dtypes[name]} in the checkpoint, {cast[name]} wanted, but not its "
+            f"scales, {scales}: its numbers alone are not the weights; load both, and multiply",
+        )
+        for name, scales in scaled_weights(dtypes).items()
+        if name in cast and scales not in targets
+    }
 
 
 def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:

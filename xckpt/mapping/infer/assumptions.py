@@ -30,12 +30,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from xckpt.core.targets.scaled import scaled_weights
 from xckpt.mapping.infer.align import SAME_ORDER, Pair
 from xckpt.mapping.infer.contraries import contrary, derived
 from xckpt.mapping.infer.leaves import CONCEPTS, PARTS, Components, ModelLeaf
 from xckpt.mapping.infer.structure import GENERIC, IN_ORDER, SAME_SHAPES
 from xckpt.mapping.operations import Rearrange
-from xckpt.mapping.scaled import scaled_weights
 
 POSITIONS = ("position", "posembed", "wpe", "relative", "alibi")
 """Parts of the words for positions that are learned or added, not rotated."""
@@ -98,8 +98,8 @@ class Trees:
                 if CONCEPTS.get(str(leaf.path[-1:] and leaf.path[-1])) in ("query", "key")
             ),
             frozenset((side, leaf.path) for side, leaf in sides if leaf.role == "bias"),
-            scaled_weights([leaf.name for leaf in sources])
-            | scaled_weights([leaf.name for leaf in targets]),
+            scaled_weights({leaf.name: leaf.spec.dtype for leaf in sources})
+            | scaled_weights({leaf.name: leaf.spec.dtype for leaf in targets}),
             _has_kernels(sources) != _has_kernels(targets),
         )
 

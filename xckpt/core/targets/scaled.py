@@ -1,0 +1,97 @@
+"""Weights that are stored with scales beside them: their numbers alone are not the weights.
+
+1. Some exporters name the scales after the weight: `scaled_weights` tries these names.
+2. Beside a weight of at most 8 bits anything of its module counts whose name has only words of
+   `_WORDS` and of the weight's own name, a scale among them, if it is of a wider type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+_ENDINGS = ("_scale_inv", "_scale", "_scales", ".scale", "/scale", ".absmax", ".scales")
+"""Suffix of a weight's name that gives the name of its scales (fp8 blocks, compressed tensors,
+bitsandbytes, MLX)."""
+_SIBLINGS = {
+    "qweight": ("scales",),
+    "weight": ("SCB", "weight_scale", "weight_scale_inv", "scales", "scale_weight"),
+    "blocks": ("scales",),
+    "_packed": ("_scale",),
+    "._data": ("._scale",),
+    "qdata": ("scale",),
+    "qvalue": ("scale",),
+}
+"""End of a weight's name -> what stands in its place in the name of its scales (GPTQ, LLM.int8,
+MXFP4, compressed tensors, ComfyUI, quanto, torchao, AQT)."""
+_NARROW: Final = re.compile(r"float[468]_")
+"""Floating-point types of at most 8 bits, in which weights alone are rarely stored."""
+_SCALE: Final = re.compile(r"q?scales?|absmax|amax|scb")
+_WORDS: Final = re.compile(
+    r"q?scales?|absmax|amax|scb|inv|\d|weights?|inputs?|outputs?|act|activations?|block|group|"
+    r"global|local|tensor|channel|row|col|wise|double|quant|dequant"
+)
+
+
+def scaled_weights(dtypes: Mapping[str, str]) -> dict[str, str]:
+    """Name of a weight -> name of its scales, for each that has them beside it.
+
+    Args:
+        dtypes: name of each leaf -> the format's name of its element type.
+
+    Example:
+        >>> names = ["fc.weight", "fc.weight_scale_inv", "fc.bias", "a_blocks", "a_scales"]
+        >>> scaled_weights(dict.fromkeys(names, "float32"))
+        {'fc.weight': 'fc.weight_scale_inv', 'a_blocks': 'a_scales'}
+        >>> scaled_weights({"fc/kernel": "float8_e4m3fn", "fc/qscale": "float32"})
+        {'fc/kernel': 'fc/qscale'}
+    """
+    scales = _scales_by_module(dtypes)
+    found: dict[str, str] = {}
+    for name, dtype in dtypes.items():
+        candidates = [f"{name}{ending}" for ending in _ENDINGS]
+        for end, others in _SIBLINGS.items():
+            if name.endswith(end):
+                candidates += [name.removesuffix(end) + other for other in others]
+        beside = next((each for each in candidates if each in dtypes and each != name), None)
+        if beside is None and _NARROW.match(dtype):
+            beside = _beside(name, scales)
+        if beside is not None:
+            found[name] = beside
+    return found
+
+
+def _scales_by_module(dtypes: Mapping[str, str]) -> dict[str, list[str]]:
+    """Module -> the leaves in it that are called a scale, of a type wider than 8 bits."""
+    found: dict[str, list[str]] = {}
+    for name, dtype in dtypes.items():
+        module, last = _split(name)
+        is_wide = dtype.startswith(("float16", "bfloat16", "float32")) or dtype.endswith("e8m0fnu")
+        if is_wide and any(_SCALE.fullmatch(word) for word in _words(last)):
+            found.setdefault(module, []).append(name)
+    return found
+
+
+def _beside(name: str, scales: Mapping[str, list[str]]) -> str | None:
+    """A scale of the same module that is the weight's by its words."""
+    module, last = _split(name)
+    own = _words(last)
+    if last == "bias" or any(_SCALE.fullmatch(word) for word in own):
+        return None
+    for each in scales.get(module, ()):
+        words = _words(_split(each)[1])
+        if all(word in own or _WORDS.fullmatch(word) for word in words):
+            return each
+    return None
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A leaf's module, and its name in that."""
+    path = name.replace("%2F", "/")  # in the key of a file that has no tree
+    at = max(path.rfind("."), path.rfind("/")) + 1
+    return path[:at], path[at:]
+
+
+def _words(last: str) -> list[str]:
+    return [word for word in last.lower().split("_") if word]
