@@ -1,8 +1,10 @@
-"""The group of processes that a call works in.
+"""The group of processes that a call works in, as `find_group` finds it.
 
-A framework that joins processes has a module with ``current_group``; `find_group` asks these. If no
-framework has joined processes, but a launcher has started several, that is an error. No framework
-is imported that the program has not imported.
+1. A `Group` that the caller gives is taken as it is.
+2. A framework that joins processes has a module with ``current_group``. These are asked in turn;
+   only frameworks that the program has imported are.
+3. If no framework has joined processes, but a launcher has started several, that is an error.
+4. Else this process is alone.
 """
 
 from __future__ import annotations

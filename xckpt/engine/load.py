@@ -152,7 +152,7 @@ def load_state(
     call = "load_into" if in_place else "load"
     together = operation(group, call) if group.size > 1 else nullcontext()
     if isinstance(storage_reader, PatientReader) and isinstance(group, OperationGroup):
-        # Who waits for a chunk names the rank that is silent before it counts as silent itself.
+        # A rank that waits for a chunk names the silent rank before it counts as silent itself.
         storage_reader.patience = group.timeout - min(HEED_SECONDS, group.timeout / 8)
     if watch is not None:
         load.step, group = watch.step, watch.watched(group)

@@ -3,12 +3,12 @@
 1. A note lies under the number of the save or load and the rank that wrote it.
 2. A rank that waits looks now and then at the notes. It raises the error of a rank that has given
    up or left, and learns of the ranks on which others have timed out.
-3. Each rank notes what it calls now. Who waits, and finds that the coordinator is in the same save
-   or load with another call (or the coordinator: any rank), gives up.
+3. Each rank notes what it calls now. A rank that waits gives up if the coordinator is in the same
+   save or load with another call; a coordinator that waits, if any rank is.
 4. A rank that works, or a coordinator that waits itself, leaves a note that it is alive, in place
    of the last one; it says how long ago it made progress.
-5. Only the coordinator waits for all ranks, so only it reads all notes; what others look at is
-   below ``all``. With the notes of each rank that works, each look of each rank would be as long.
+5. Only the coordinator waits for all ranks, so only it reads all notes. The other ranks read what
+   is below ``all``: if they read the notes of all ranks too, each look would take long.
 6. Writing takes only a moment, even if the process that has the service is stopped.
 """
 

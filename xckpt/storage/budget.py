@@ -137,7 +137,7 @@ class Budget:
     def reserve(self, size: int, unless: Callable[[], object] = bool) -> bool:
         """Wait until ``size`` bytes fit the budget, and take them; whether they are taken.
 
-        ``unless`` ends the wait once it is true, which is looked at when something is released.
+        ``unless`` ends the wait once it is true; it is asked whenever something is released.
         """
         with self._freed:
             if not self.has_room(size):

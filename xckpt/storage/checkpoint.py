@@ -46,7 +46,7 @@ AT_A_TIME = 1 << 12
 """Chunks whose digests it fetches at a time."""
 
 MOST_DIGESTS = 8
-"""How many times ``memory_bytes`` the digests may take: of 256 MiB those of 2**27 chunks."""
+"""How many times ``memory_bytes`` the digests may take: with 256 MiB, those of 2**27 chunks."""
 
 
 class _TooManyProblems(Exception):

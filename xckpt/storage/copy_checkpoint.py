@@ -228,7 +228,7 @@ def _is_there(target: Location, key: str) -> bool:
 
 
 def _ahead(things: Iterable[Thing], most: int) -> Iterator[Thing]:
-    """Each thing, after so many more have been made."""
+    """The things in order, each once ``most`` more have been made: they are under way."""
     made: deque[Thing] = deque()
     for thing in things:
         made.append(thing)

@@ -241,7 +241,7 @@ def current_group(
         return TorchGroup(None, coordinator_rank, timeout=timeout) if initialised else None
     if dist.is_available() and isinstance(process_group, DeviceMesh):
         return TorchGroup(_processes_of(process_group), coordinator_rank, timeout=timeout)
-    # What new_group returns to those who stay outside.
+    # What new_group returns on a rank outside the group.
     outside = process_group is dist.GroupMember.NON_GROUP_MEMBER
     if not outside and not isinstance(process_group, dist.ProcessGroup):
         return None

@@ -7,7 +7,7 @@ Protection against other users and web pages on the same machine:
 3. A request whose Host is another name is refused: a web page cannot point a name of its own here.
 4. Only GET and HEAD are answered; answers may be framed, read or kept by no other site.
 
-A page that is opened again shows what is there by then; questions of an older page are refused.
+A page that is opened again shows what is there then; questions of an older page are refused.
 """
 
 from __future__ import annotations

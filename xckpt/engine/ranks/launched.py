@@ -1,8 +1,9 @@
 """How many processes a launcher has started together with this one, by the environment.
 
 Several processes that no group joins would save several states over one another. So where no group
-is found, `launched_with` asks whether a launcher has started more than one process. SLURM's step
-counts, and not its job: a batch script is one process, however many tasks the job may start.
+is found, `launched_with` asks whether a launcher has started more than one process. Of SLURM the
+number of tasks in the step counts, not that of the job: a batch script is one process, however many
+tasks its job may start.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 2. A rank on which another has timed out elsewhere is waited for only a moment longer (`suspect`).
 3. A rank that has not connected may be known to be dead.
 4. A rank that waits long says what it calls (`Board`): the error about a silent one names its call.
-5. While this process does not run (a scheduler has suspended the job), it hears nothing. That time
-   does not count as silence of others (`Presence`).
+5. While this process is suspended (by a scheduler, say) it hears nothing. That time does not count
+   as silence of others (`Presence`).
 """
 
 from __future__ import annotations

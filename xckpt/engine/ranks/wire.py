@@ -1,4 +1,9 @@
-"""Plans of saves between ranks, as MessagePack; arrays travel as raw bytes, or `narrow`."""
+"""Plans of saves between ranks, as MessagePack.
+
+1. A plan has the digest of its leaf table in the table's place: most ranks have the same table.
+2. Columns travel as raw bytes. The kinds of leaves, small numbers, are `narrow`.
+3. What many plans share (a table, kinds, a storage's data) is encoded once for all of them.
+"""
 
 from __future__ import annotations
 

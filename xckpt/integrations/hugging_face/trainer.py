@@ -69,7 +69,7 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         return super().train(path, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # DeepSpeed's state, and FSDP1's, no rank has as tensors that know their places.
+        # DeepSpeed and FSDP1 do not tell where in the model a rank's part of their state belongs.
         if self.is_deepspeed_enabled or (self.is_fsdp_enabled and not self.accelerator.is_fsdp2):
             return super()._save_checkpoint(model, trial)
         self.store_flos()

@@ -39,7 +39,7 @@ def resumable(path: AnyPath) -> Iterator[str]:
 
 
 def _step(path: str) -> tuple[int, str]:
-    """The step of a checkpoint, and what to tell it by from others of that step."""
+    """The step of a checkpoint, and its path, which distinguishes those of one step."""
     try:
         return cast(int, open_checkpoint(path)["global_step"]), path
     except (XckptError, KeyError):

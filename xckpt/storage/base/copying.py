@@ -84,7 +84,7 @@ class CopyingWrites(SharingWrites[BaseObjects]):
         return begun
 
     def _settle(self, most: int) -> None:
-        """Wait until at most so many copies are under way."""
+        """Wait until at most ``most`` copies are under way."""
         while len(self._copies) > most:
             try:
                 copy = self._copies.popleft()

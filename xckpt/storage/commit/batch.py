@@ -1,10 +1,13 @@
 """Forcing many files to disk at once, instead of each of them when it is written.
 
 A small leaf takes two files in folders of their own, and five calls of fsync, each of which waits
-for the disk. Some systems sync a whole file system in one call and report whether any of it failed.
-There a save of many leaves, or one that shares many chunks with a base, writes all files unsynced,
-and every rank makes that call before it reports, the coordinator before it commits. On file systems
-that sync files but no folders, it syncs file by file at that point.
+for the disk. Some systems sync a whole file system in one call, and report whether any of it
+failed. So:
+
+1. A save of many leaves, or one that shares many chunks with a base, writes all files unsynced.
+2. Each rank makes that call before it reports what it has written (`synced_together`), and the
+   coordinator before it commits (`sync_all`).
+3. On file systems that sync files but no folders, `sync_all` syncs file by file.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from xckpt.storage.commit.folder import sync_folder, unlisted
 from xckpt.storage.location import Location, storage_errors
 
 LARGE_BYTES, FLUSH_BYTES = 1 << 22, 1 << 26
-"""A file of at least so many bytes is forced to disk in parts, where other ranks wait for progress;
-and the bytes of a part."""
+"""Bytes from which on a file is forced to disk in parts, if other ranks wait for progress; and the
+bytes of a part."""
 
 _WRITE_AND_WAIT = 7
 """Linux: flags of sync_file_range."""

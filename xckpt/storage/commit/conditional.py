@@ -41,7 +41,7 @@ ON_THE_WAY: Final = 2.0
 AT_ONCE: Final = 1000
 """Keys that are deleted between two looks at a claim, and by one request to S3."""
 MANY: Final = 16
-"""From so many keys on S3 is asked to delete them together."""
+"""Number of keys from which on S3 is asked to delete them together."""
 TRIES: Final = 3
 """How often it is asked again, before it is asked for each: some storages know no such request."""
 
@@ -81,7 +81,7 @@ class KeyClaim:
             raise
 
     def take(self, store: ts.KvStore, target: Location, seen: bytes) -> bool:
-        """Write it if the generation of its key is ``seen``; whether nobody else came first."""
+        """Write it if the generation of its key is ``seen``; False if another came first."""
         since = time.monotonic()
         self._taken = write_if(store, self.key, self.text, seen, target)
         if self._taken:
@@ -123,10 +123,15 @@ class KeyClaim:
         return time.monotonic() - self._since <= SECONDS
 
     def is_held(self, store: ts.KvStore, target: Location, *, now: bool = True) -> bool:
-        """Whether nobody has taken it over; by what was asked before unless it must be ``now``.
+        """Whether no other has taken it over.
+
+        Args:
+            store: at the target.
+            target: the checkpoint's place.
+            now: look now; else the last look counts if it is young enough.
 
         Raises:
-            StorageError: what was read is no claim at all, so nobody can say.
+            StorageError: what was read is no claim at all, so the owner is not known.
         """
         if now or not self.is_known:
             self.ask(store)
@@ -151,7 +156,7 @@ class KeyClaim:
             raise taken_for_dead(target)
 
     def release(self, store: ts.KvStore, target: Location) -> None:
-        """Delete it, if nobody has taken it over."""
+        """Delete it, if no other has taken it over."""
         there = self._taken or generation_if(store, self.key, self.text, target)
         if there:
             answer(store.write(self.key, None, if_equal=there), target)
@@ -176,10 +181,10 @@ def let_arrive() -> None:
 def is_kept(
     claim: KeyClaim | None, store: ts.KvStore, target: Location, manifest: bytes, old: bytes | None
 ) -> bool:
-    """Whether what a manifest names was there when it was written; if not the ``old`` one is back.
+    """Whether what a manifest names was there when it was written; if not, ``old`` is put back.
 
-    Who removes that takes the claim over before, and looks at the manifest after that. A manifest
-    that was written soon after the last look at the claim needs no other.
+    A process that removes what was staged first takes the claim over, and then looks at the
+    manifest. So a manifest that was written soon after a look at the claim needs no second look.
     """
     if claim is None or target.folder is not None or claim.is_known or claim.is_held(store, target):
         return True

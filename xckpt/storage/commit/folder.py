@@ -48,7 +48,7 @@ LEFTOVER: Final = re.compile(
     r"(?P<kind>|\.claim|\.new|\.journal-\d+)",
     re.DOTALL,
 )
-"""Names of what a save makes beside its path; the user's may be alike, but for the identity."""
+"""Names of what a save makes beside its path; a name of the user's lacks such an identity."""
 
 _descriptors: set[int] = set()
 """Descriptors of this process's claims."""
@@ -302,7 +302,7 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def unlisted(error: OSError) -> None:
-    """For `os.walk`, which passes over what it cannot list: only a folder that is gone is."""
+    """For `os.walk`, which skips folders that it cannot list: skip those alone that are gone."""
     if not isinstance(error, FileNotFoundError):
         raise error
 

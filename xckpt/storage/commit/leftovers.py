@@ -10,8 +10,8 @@ The claim's lock and the system on which it was made show whether its owner is a
 4. Any other owner may be alive on another host: locks of network file systems need not be visible
    there.
 
-A folder with the name that a manager gives to a step, and nothing in it, has no claim: a deletion
-was killed when its claim had gone. Who makes such a folder to fill it does so within a minute.
+An empty folder with the name that a manager gives to a step has no claim: a deletion was killed
+after it had removed its claim. A process that makes such a folder fills it within a minute.
 
 `remove_dead` is what each save does to the leftovers of its parent folder. It removes what is dead,
 except what a conversion to another path can resume from. What ``xckpt gc`` removes is found in
@@ -53,7 +53,7 @@ from xckpt.storage.commit.folder import (
 LOCK: Final = f"{CLAIM}.__lock"
 """What a deletion that is killed last of all may leave in the folder: TensorStore's lock."""
 SETTLED: Final = 60.0
-"""Seconds after which nobody is about to fill an empty folder of a step any more."""
+"""Seconds after which an empty folder of a step is a leftover, and not one that is to be filled."""
 
 
 class OwnerState(Enum):
@@ -86,9 +86,9 @@ def owner_state(text: ClaimText, locked: Lock, *, local: bool) -> OwnerState:
 
 
 def owner_of_empty(step: Path) -> OwnerState | None:
-    """What is known about who left a folder with the name of a step empty; None if it is not so.
+    """The owner of an empty folder with the name of a step; None if it is no such folder.
 
-    A folder that cannot be removed, such as a mount point, is none.
+    A folder that cannot be removed, such as a mount point, is no such folder.
     """
     if step.name != step_name(step_number(step.name) or 0):
         return None

@@ -172,7 +172,7 @@ class Hidden:
         return next(iter(left.values()), None)
 
     def _is_here(self, store: ts.KvStore) -> bool:
-        """Whether nobody has taken the place over; a full disk may have had no room for a claim."""
+        """Whether the place is still this call's; a full disk may have had no room for a claim."""
         unclaimed = self.target.folder is not None and not self.claim.is_taken
         return unclaimed or self.claim.is_held(store, self.target)
 

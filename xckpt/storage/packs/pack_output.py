@@ -1,7 +1,7 @@
 """Where a pack grows: in a local file, or in memory until it is an object of a bucket.
 
-A pack's name is the digest of its content, which is known at its end: a file has a temporary name
-until then, and the content of an object is kept until it can be sent.
+A pack's name is the digest of its content, which is known at its end only. Until then a local file
+has a temporary name (`PackFile`), and the content of an object stays in memory (`PackObject`).
 """
 
 from __future__ import annotations
