@@ -135,9 +135,10 @@ def test_what_is_given_may_change_at_once(tmp_path: Path) -> None:
     training.clear()
     notes["tags"].append("b")
     assert not saving.done() and "in flight" in repr(saving)
-    with pytest.raises(TimeoutError):
+    late = "a: the state was not saved within 0.01 s; the save goes on: wait longer"
+    with pytest.raises(TimeoutError, match=late):
         saving.result(0.01)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=late):
         saving.exception(0.01)
     planner.go_on.set()
     assert saving.result(SECONDS).user_metadata == {"tags": ["a"]}
@@ -227,6 +228,21 @@ def test_an_unseen_failure_fails_the_next_save(tmp_path: Path, again: Callable[.
     assert number_of(tmp_path / "b") == 2
 
 
+def test_a_timeout_of_the_user_passes_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(_: object, timeout: float | None) -> None:
+        raise TimeoutError("the time of the job is over")  # as a signal handler may
+
+    saving = xckpt.save_async(tmp_path / "a", state(1))
+    for timeout in (None, SECONDS):
+        with monkeypatch.context() as patch:
+            patch.setattr(Future, "exception", wait)
+            with pytest.raises(TimeoutError, match="the time of the job"):
+                saving.result(timeout)
+    saving.result()
+
+
 def test_a_failure_that_was_asked_for_does_not_come_again(tmp_path: Path) -> None:
     assert isinstance(unseen_failure(tmp_path / "a").exception(), CheckpointExistsError)
     xckpt.save(tmp_path / "b", state(2))
@@ -235,7 +251,7 @@ def test_a_failure_that_was_asked_for_does_not_come_again(tmp_path: Path) -> Non
 def test_a_stager_that_goes_on_copying(tmp_path: Path) -> None:
     stager = LateStager(synchronise=False)
     saving = xckpt.save_async(tmp_path / "a", state(1), stager=stager)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"not copied within 0.01 s; the save goes on"):
         saving.staged(0.01)
     assert not saving.done() and stager.calls == []
     stager.go_on.set()

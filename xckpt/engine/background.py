@@ -19,9 +19,10 @@ from __future__ import annotations
 
 # Its exit handler must run after ours.
 import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import cache
@@ -86,7 +87,8 @@ class SaveFuture:
             Exception: what the stager raised; `result` raises it too.
         """
         self._check_process(self._staged)
-        error = self._staged.exception(timeout)
+        with self._naming_timeout("copied", timeout):
+            error = self._staged.exception(timeout)
         if error is not None:
             self._status.seen = True
             raise error
@@ -113,7 +115,19 @@ class SaveFuture:
             XckptError: this process was forked from the one that saves.
         """
         self._check_process(self._status.saved)
-        return self._status.ask(timeout)
+        with self._naming_timeout("saved", timeout):
+            return self._status.ask(timeout)
+
+    @contextlib.contextmanager
+    def _naming_timeout(self, what: str, timeout: float | None) -> Generator[None]:
+        """Say in the error of a wait that ends what was not done, and what to do."""
+        try:
+            yield
+        except TimeoutError as error:
+            if timeout is None or error.args:
+                raise  # by a signal handler
+            text = f"{self.where}: the state was not {what} within {timeout:g} s"
+            raise TimeoutError(f"{text}; the save goes on: wait longer, or ask again") from None
 
     def _check_process(self, future: Future[Any]) -> None:
         """Refuse to wait for a save that runs in another process.
