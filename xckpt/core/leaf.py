@@ -63,7 +63,13 @@ class _TensorLeaf(Protocol):
 
 @runtime_checkable
 class SourceLeaf(_TensorLeaf, Protocol):
-    """A tensor to be saved, as one process sees it: a global shape and the local shards."""
+    """A tensor to be saved, as one process sees it: a global shape and the local shards.
+
+    Example:
+        >>> leaf = HostSource((3,), "int8", Boxes.whole((3,)), (np.zeros(3, np.int8),))
+        >>> isinstance(leaf, SourceLeaf), leaf.boxes, leaf.sharded
+        (True, Boxes([0, 3)), False)
+    """
 
     @property
     def sharded(self) -> bool:

@@ -27,7 +27,12 @@ ChunkStorageMetadata = Box
 
 @dataclass(frozen=True, slots=True)
 class TensorProperties:
-    """What a tensor is, apart from its shape."""
+    """What a tensor is, apart from its shape.
+
+    Example:
+        >>> TensorProperties("bfloat16").dtype
+        'bfloat16'
+    """
 
     dtype: str
     """The format's name of the element type, such as ``"bfloat16"``."""
@@ -62,7 +67,14 @@ class Sharding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 @dataclass(frozen=True, slots=True)
 class TensorStorageMetadata:
-    """A tensor in a checkpoint, or in the plan of one."""
+    """A tensor in a checkpoint, or in the plan of one.
+
+    Example:
+        >>> halves = [Box((0,), (2,)), Box((2,), (2,))]
+        >>> saved = TensorStorageMetadata(TensorProperties("int8"), (4,), halves)
+        >>> saved.shape, saved.dtype, saved.arrays
+        ((4,), 'int8', Boxes([0, 2), [2, 4)))
+    """
 
     properties: TensorProperties
     size: tuple[int, ...]
@@ -101,7 +113,12 @@ class TensorStorageMetadata:
 
 @dataclass(frozen=True, slots=True)
 class BytesStorageMetadata:
-    """A leaf that is not a tensor: a Python value or opaque bytes."""
+    """A leaf that is not a tensor: a Python value or opaque bytes.
+
+    Example:
+        >>> BytesStorageMetadata("int").kind
+        'int'
+    """
 
     kind: str = ""
     """The Python type's name (``"int"``, ``"str"``, ...), or ``"opaque"``."""
@@ -159,7 +176,7 @@ class Metadata(Mapping[str, TensorStorageMetadata | BytesStorageMetadata]):
         return leaf
 
     def described(self) -> Metadata:
-        """The same, with what each leaf is made now: for those who ask for it several times."""
+        """The same, with what each leaf is made now: for callers that ask for it several times."""
         return replace(self, state_dict_metadata=dict(self.state_dict_metadata))
 
     def __contains__(self, name: object) -> bool:

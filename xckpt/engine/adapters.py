@@ -76,9 +76,16 @@ def unregister(adapter: Adapter[Any]) -> None:
 
     Raises:
         ValueError: it was not registered.
+
+    Example:
+        >>> from xckpt.numpy import NumpyAdapter
+        >>> unregister(NumpyAdapter())
+        Traceback (most recent call last):
+        ValueError: this NumpyAdapter is not registered: give the instance that was
     """
     if adapter not in _REGISTERED:
-        raise ValueError(f"{type(adapter).__name__} is not registered")
+        kind = type(adapter).__name__
+        raise ValueError(f"this {kind} is not registered: give the instance that was")
     _REGISTERED.remove(adapter)
 
 

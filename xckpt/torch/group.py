@@ -235,6 +235,10 @@ def current_group(
     Raises:
         ValueError: this process is not in the group, the group has no such coordinator, or a mesh
             of several dimensions has only some of the processes.
+
+    Example:
+        >>> current_group() is None  # before torch.distributed.init_process_group
+        True
     """
     if process_group is None:
         initialised = dist.is_available() and dist.is_initialized()

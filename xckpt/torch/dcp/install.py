@@ -64,7 +64,14 @@ def install(*, options: SaveOptions | None = None, load_options: LoadOptions | N
 
 
 def uninstall() -> None:
-    """Put torch's own storage back; without an `install` before it does nothing."""
+    """Put torch's own storage back; without an `install` before, it does nothing.
+
+    Example:
+        >>> install()
+        >>> uninstall()
+        >>> savers._storage_setup is TORCHS_OWN
+        True
+    """
     _set(TORCHS_OWN, TORCHS_OWN)
 
 
@@ -77,6 +84,11 @@ def installed(
     Args:
         options: for each save.
         load_options: for each load.
+
+    Example:
+        >>> with installed():
+        ...     savers._storage_setup is TORCHS_OWN
+        False
     """
     before = savers._storage_setup, loaders._storage_setup
     install(options=options, load_options=load_options)
