@@ -367,7 +367,7 @@ def test_a_flag_of_numpy_is_one() -> None:
 def test_a_coordinator_that_is_no_rank() -> None:
     none: Any = ""
     writer = ZarrStorageWriter("memory://no-coordinator")
-    said(ValueError, lambda: xckpt.save_state_dict(STATE, writer, coordinator_rank=none))
+    said(TypeError, lambda: xckpt.save_state_dict(STATE, writer, coordinator_rank=none))
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def fake_mode(call: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
         call(tensor)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit
 @pytest.mark.parametrize(
     "run, where", [(jit_trace, "torch.jit.trace"), (fake_mode, "a FakeTensorMode")]
 )
