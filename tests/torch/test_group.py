@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import gc
+import os
 import resource
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -348,3 +352,25 @@ def test_a_process_group_may_be_destroyed_while_a_save_goes_on(
     """It ended in a KeyError or a TypeError of torch's."""
     assert four_ranks.run(on_rank_destroys, tmp_path / "a", those) == [1, 1, 1, 1]
     assert torch.equal(torch.from_numpy(xckpt.load(tmp_path / "a")["w"]), torch.arange(1000))
+
+
+def on_rank_makes_groups_again(rank: int, path: Path) -> list[int]:
+    """Files that are open after each of some groups that saved, loaded, and were destroyed."""
+    counts: list[int] = []
+    for _ in range(3):
+        group: Any = dist.new_group()
+        xckpt.save_async(path, {"w": np.ones(3)}, group=group, overwrite=True).result(60)
+        xckpt.load(path, group=group)
+        dist.barrier()
+        dist.destroy_process_group(group)
+        del group
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return counts
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")
+def test_a_destroyed_group_leaves_no_connection(four_ranks: Ranks, tmp_path: Path) -> None:
+    """Each left seven open files, and torch's threads: what asks it for dead ranks held it."""
+    for first, *_, last in four_ranks.run(on_rank_makes_groups_again, tmp_path / "c"):
+        assert last == first

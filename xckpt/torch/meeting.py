@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, cast
@@ -181,11 +182,12 @@ class _Deaths:
     """What the gloo backend of a process group knows of dead processes, where it has one.
 
     gloo notices at once that a process has died, and refuses to receive from it. So a byte is asked
-    for that no process ever sends; the request is dropped.
+    for that no process ever sends; the request is dropped. This keeps no group alive: its stars,
+    which ask here, go with it.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
+        self._group = None if group is None else weakref.ref(group)
         self._next: dict[int, tuple[float, float]] = {}
         """Rank -> when it is asked next, and the pause after that."""
 
@@ -193,11 +195,12 @@ class _Deaths:
         """Why a rank is known to be dead; empty if it is not."""
         now = time.monotonic()
         due, pause = self._next.get(rank, (now, 0.2))
-        if self._group is None or now < due or rank == self._group.rank():
+        group = None if self._group is None else self._group()
+        if group is None or now < due or rank == group.rank():
             return ""
         self._next[rank] = now + pause, min(2 * pause, 30.0)
         try:
-            self._group.recv([torch.empty(1, dtype=torch.uint8)], rank, TAG)
+            group.recv([torch.empty(1, dtype=torch.uint8)], rank, TAG)
         except RuntimeError as error:
             self._next[rank] = now, 0.0
             return re.sub(r"^\[[^]]*\] *", "", str(error)).split(". This is typically")[0]
