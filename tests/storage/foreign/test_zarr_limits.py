@@ -6,17 +6,20 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
+import tensorstore as ts
 import zarr
 
 import xckpt
 from xckpt.core.manifest.entries import array_metadata
-from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
+from xckpt.errors import CorruptCheckpointError, LeafTooLargeError, StorageError
 from xckpt.storage.foreign import zarr_limits
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
+from xckpt.storage.location import Location
 
 RAISE = r"raise LoadOptions\(memory_bytes=\), to convert SaveOptions\(memory_bytes=\)"
 
@@ -49,6 +52,19 @@ def test_a_chunk_that_the_folder_holds_is_read(
     os.truncate(tmp_path / "w/c/0", 1 << 30)  # a hole is not held
     with pytest.raises(LeafTooLargeError, match="more than memory_bytes"):
         ZarrFolder(tmp_path, memory=Allowance(1000)).open("w", version=3)
+
+
+def test_a_listing_without_an_answer_is_given_up(tmp_path: Path) -> None:
+    promise, future = ts.Promise[list[bytes]].new()
+
+    class Silent:
+        def list(self, _: object) -> ts.Future[list[bytes]]:
+            return future
+
+    where = Location.parse(tmp_path, xckpt.LoadOptions(timeout=0.1))
+    with pytest.raises(StorageError, match=r"has not answered within the 0\.1 s"):
+        zarr_limits.stored_chunks(cast(ts.KvStore, Silent()), "w", where)
+    del promise  # which would have ended the wait
 
 
 def described(folder: ZarrFolder, version: int, chunk: int, shape: int = 8) -> None:

@@ -233,7 +233,7 @@ class ZarrFolder:
         size = prod(shape) * item
         if size <= MOST_ABSENT:
             return
-        count = len(stored_chunks(self._root, name))
+        count = len(stored_chunks(self._root, name, self.location))
         stored = count * min(prod(chunk) * item, MOST_ABSENT)
         if size > stored * MOST_TIMES:
             raise CorruptCheckpointError(

@@ -208,7 +208,7 @@ class Limits:
         most = self.most - size
         if self.longest <= most:
             return
-        keys = stored_chunks(store, name)
+        keys = stored_chunks(store, name, self.location)
         for start in range(0, len(keys), ASKED_AT_ONCE):
             some = keys[start : start + ASKED_AT_ONCE]
             for key in longer_keys(store, some, most, self.location):
@@ -247,10 +247,11 @@ def too_long(path: object, most: int) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"{path}: over {most:,} bytes long")
 
 
-def stored_chunks(store: ts.KvStore, name: str) -> list[str]:
+def stored_chunks(store: ts.KvStore, name: str, where: Location) -> list[str]:
     """The keys of what is stored of an array, without its metadata."""
     within = ts.KvStore.KeyRange(f"{name}/", f"{name}0")  # "0" follows "/"
-    keys = (key.decode("utf-8", "surrogateescape") for key in store.list(within).result())
+    listed = answer(store.list(within), where)
+    keys = (key.decode("utf-8", "surrogateescape") for key in listed)
     return [key for key in keys if not key.endswith(DOCUMENTS)]
 
 
