@@ -184,17 +184,21 @@ def remove_empty_below(folder: Path) -> None:
 @contextlib.contextmanager
 def opened_claim(staged: Path) -> Iterator[tuple[int, ClaimText | None]]:
     """The claim of a staging folder, open, and its text; None if it has none that can be read."""
-    descriptor, text = -1, None
+    descriptor = -1
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(claim_of(staged), os.O_RDWR | os.O_CLOEXEC)
     try:
-        if descriptor >= 0:
-            with contextlib.suppress(msgspec.MsgspecError):
-                text = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=ClaimText)
-        yield descriptor, text
+        yield descriptor, _text_in(descriptor) if descriptor >= 0 else None
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _text_in(descriptor: int) -> ClaimText | None:
+    """The text of an open claim; None if it cannot be read."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=ClaimText)
+    return None
 
 
 def is_checkpoint(staged: Path) -> bool:
@@ -245,9 +249,9 @@ def reclaim(folder: Path, identity: str) -> Claim | None:
         return None
     locked = lock(descriptor)
     if locked is Lock.LACKING:
-        with opened_claim(staged) as (_, text):
-            dead = text is not None and owner_state(text, locked, local=is_local(folder.parent))
-        locked = Lock.TAKEN if dead is OwnerState.DEAD else Lock.HELD
+        text, local = _text_in(descriptor), is_local(folder.parent)
+        state = owner_state(text, locked, local=local) if text else OwnerState.UNKNOWN
+        locked = Lock.TAKEN if state is OwnerState.DEAD else Lock.HELD
     if locked is Lock.HELD:
         os.close(descriptor)
         raise CheckpointExistsError(
