@@ -324,16 +324,21 @@ def test_what_is_no_state_is_refused_by_name(path: str) -> None:
 
 
 class Sticky(Keeper):
-    """Fails on one rank."""
+    """Fails on one rank, at a save or at a load."""
 
     def state_dict(self) -> Any:
         if self.state.get("fail"):
             raise RuntimeError("the key is lost")
         return super().state_dict()
 
+    def load_state_dict(self, state_dict: Any) -> None:
+        if self.state["n"] == 2:
+            raise KeyError("n")
+        super().load_state_dict(state_dict)
+
 
 def on_rank_fail(rank: int, path: Path) -> list[Any]:
-    """A rank whose object fails, at a save and at a load; no rank's object is filled."""
+    """A rank whose object fails, at a save and at a load; and failures before any is filled."""
     texts: list[Any] = []
     with pytest.raises(RanksFailedError) as caught:
         xckpt.save(path / "no", {"app": Sticky({"fail": rank == 2, "n": 1})})
@@ -342,6 +347,9 @@ def on_rank_fail(rank: int, path: Path) -> list[Any]:
     app = Sticky({"n": 0})
     with pytest.raises(TreeMismatchError) as caught:
         xckpt.load_into(path / "yes", {"app": app, "w": torch.ones(3 + (rank == 1))})
+    texts.append(str(caught.value))
+    with pytest.raises(RanksFailedError) as caught:
+        xckpt.load_into(path / "yes", {"app": Sticky({"n": rank}), "w": torch.ones(3)})
     texts.append(str(caught.value))
     dist.barrier()
     if rank == 0:
@@ -354,9 +362,10 @@ def on_rank_fail(rank: int, path: Path) -> list[Any]:
 
 
 def test_no_object_is_given_anything_when_a_rank_fails(four_ranks: Ranks, tmp_path: Path) -> None:
-    for save, misfit, damaged, received in four_ranks.run(on_rank_fail, tmp_path):
+    for save, misfit, refused, damaged, received in four_ranks.run(on_rank_fail, tmp_path):
         assert "rank 2: RuntimeError: the key is lost" in save
         assert "w: shape (3,) in the checkpoint, (4,) wanted" in misfit
+        assert "rank 2: KeyError: 'n'\n      app: its load_state_dict() failed" in refused
         assert "w: [0, 3)" in damaged
         assert received == []
     assert not (tmp_path / "no").exists()

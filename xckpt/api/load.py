@@ -251,7 +251,8 @@ def load_into(
 
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already, but no
-            ``load_state_dict`` was called.
+            ``load_state_dict`` was called, unless one has failed: its error names the object, and
+            every rank raises one.
         UnsupportedLeafError: a leaf cannot be filled in place; or leaves share memory (tied
             weights, overlapping views) for which the checkpoint holds different elements. Nothing
             was written then. Or Python values were loaded into a root that is a tuple.

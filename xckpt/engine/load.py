@@ -47,6 +47,7 @@ PREPARED: Final = "prepare_global_plan"
 FIND = "read the manifest; nothing was loaded"
 PLAN = "plan the load; nothing was loaded"
 READ = "read; targets may be partly filled"
+HAND_OVER = "give the objects their loaded states; targets may be partly filled"
 PARTLY_FILLED = (
     "The state may hold loaded elements beside old ones: load into it again, from this or another "
     "checkpoint, before you use it."
@@ -184,6 +185,10 @@ class _Load:
     """Whether no try follows this one, by the coordinator's word."""
     has_read: bool = False
     """Whether this rank has begun to read, in this try or in one before."""
+    in_place: bool = False
+    """Whether some rank of several loads in place: its objects may refuse what they are given."""
+    result: object = None
+    """The planner's."""
 
     def run(self, group: Group) -> Loaded:
         """All steps, on all ranks; then the planner's result."""
@@ -218,7 +223,16 @@ class _Load:
             finally:
                 self.reader.close()
             self.reader = given
-        return Loaded(self.metadata, self.planner.result())
+        if self.in_place:
+            all_reduce(group, HAND_OVER, self._finish, lambda _: b"")
+        else:
+            self.result = self.planner.result()
+        return Loaded(self.metadata, self.result)
+
+    def _finish(self) -> bytes:
+        """Have the planner hand over what was loaded; an empty report."""
+        self.result = self.planner.result()
+        return b""
 
     def alone(self) -> None:
         """All steps in a row, without other ranks: the short way of a load by one process."""
@@ -237,7 +251,8 @@ class _Load:
         codec = LoadPlanCodec()
         plan = partial(self._plan, found, group.size, is_coordinator, codec)
         share = reduce_scatter(group, PLAN, plan, self._share, codec)
-        all_reduce(group, READ, partial(self._read, share), lambda _: b"")
+        in_place = all_reduce(group, READ, partial(self._read, share), b"".join)
+        self.in_place = bool(in_place)
 
     def _find(self) -> _Found:
         """The coordinator: the format and the manifest of what is there."""
@@ -296,7 +311,7 @@ class _Load:
         return [answer_to(plan, share) for plan, share in zip(plans, shares, strict=True)]
 
     def _read(self, share: LoadPlan) -> bytes:
-        """Read this rank's share; an empty report."""
+        """Read this rank's share; a report that is empty unless that was in place."""
         planner = self.planner
         try:
             with self.step("read"):
@@ -310,7 +325,7 @@ class _Load:
         finally:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
             self.reader.close()
-        return b""
+        return b"1" if planner.in_place else b""
 
 
 def _was_replaced(error: XckptError) -> bool:

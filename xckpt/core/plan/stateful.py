@@ -149,9 +149,13 @@ class LoadedObjects:
         return states
 
     def hand_over(self, loaded: Mapping[str, object]) -> None:
-        """Give each object its loaded state."""
+        """Give each object its loaded state; what one raises names it."""
         for name, tree in self.states(loaded).items():
-            self.flat.objects[name].load(tree)
+            try:
+                self.flat.objects[name].load(tree)
+            except Exception as error:
+                error.add_note(f"{name or 'the root'}: its load_state_dict() failed.")
+                raise
 
     def _like(self, state: ObjectState, leaf: str, name: str) -> object:
         stored = self._metadata.state_dict_metadata[leaf]
