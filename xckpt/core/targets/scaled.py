@@ -28,6 +28,8 @@ MXFP4, compressed tensors, ComfyUI, quanto, torchao, AQT)."""
 _NARROW: Final = re.compile(r"float[468]_")
 """Floating-point types of at most 8 bits, in which weights alone are rarely stored."""
 _SCALE: Final = re.compile(r"q?scales?|absmax|amax|scb")
+_CALLED: Final = re.compile(r"scale|absmax|amax|scb", re.IGNORECASE)
+"""Part of the name of any scale."""
 _WORDS: Final = re.compile(
     r"q?scales?|absmax|amax|scb|inv|\d|weights?|inputs?|outputs?|act|activations?|block|group|"
     r"global|local|tensor|channel|row|col|wise|double|quant|dequant"
@@ -47,6 +49,9 @@ def scaled_weights(dtypes: Mapping[str, str]) -> dict[str, str]:
         >>> scaled_weights({"fc/kernel": "float8_e4m3fn", "fc/qscale": "float32"})
         {'fc/kernel': 'fc/qscale'}
     """
+    called = {name for name in dtypes if _CALLED.search(name)}
+    if not called:  # as in most models
+        return {}
     scales = _scales_by_module(dtypes)
     found: dict[str, str] = {}
     for name, dtype in dtypes.items():
@@ -54,7 +59,7 @@ def scaled_weights(dtypes: Mapping[str, str]) -> dict[str, str]:
         for end, others in _SIBLINGS.items():
             if name.endswith(end):
                 candidates += [name.removesuffix(end) + other for other in others]
-        beside = next((each for each in candidates if each in dtypes and each != name), None)
+        beside = next((each for each in candidates if each in called and each != name), None)
         if beside is None and _NARROW.match(dtype):
             beside = _beside(name, scales)
         if beside is not None:
