@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -374,6 +375,26 @@ def test_the_manifest_of_a_killed_save_is_not_published(tmp_path: Path) -> None:
 
     save_with(Stopping(str(path), leave), NEW)
     assert step_at(path) == 2
+
+
+def test_a_staging_folder_that_cannot_be_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A descriptor that was closed twice might be another thread's by then."""
+    staging = begin(Location.parse(tmp_path / "ckpt"), overwrite=False)
+    assert isinstance(staging, StagedCheckpoint)
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        with pytest.raises(OSError, match="Too many open files"):
+            staging.clear()
+    assert len(os.listdir("/proc/self/fd")) == before
+    staging.abort()
+    assert names(tmp_path) == []
+
+
+def refused(*_: object) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_two_saves_that_both_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ removes what was written. Only the coordinator does any of this.
    (`xckpt.storage.commit.folder`). `StagedFolder.take_name` renames that to the path, or exchanges
    the two, syncs the parent, and removes what is left. The user's own files in the old folder are
    carried over before (`xckpt.storage.commit.carry`).
-2. `StagedCheckpoint` is a checkpoint of our own: the manifest goes in last, and then every folder
+2. `StagedCheckpoint` is a checkpoint in a folder: the manifest goes in last, and then every folder
    is synced upward, because TensorStore has synced only the files and the folders they are in.
 3. Elsewhere a save is staged among the path's own keys (`xckpt.storage.commit.keys`).
 """
@@ -144,7 +144,7 @@ def taken_meanwhile(target: Path) -> CheckpointExistsError:
 
 @dataclass(slots=True)
 class StagedCheckpoint(StagedFolder):
-    """A checkpoint of our own."""
+    """A checkpoint in a folder."""
 
     step: Step
     resumed: bool
@@ -239,8 +239,8 @@ class StagedCheckpoint(StagedFolder):
     def clear(self) -> None:
         """Remove what an earlier process has written, and its journals."""
         StagedFolder.clear(self)
-        os.close(self.opened)
-        self.opened = os.open(self.staging, os.O_RDONLY | os.O_CLOEXEC)
+        before, self.opened = self.opened, os.open(self.staging, os.O_RDONLY | os.O_CLOEXEC)
+        os.close(before)
 
     def tidy(self) -> None:
         """Remove what an earlier process was writing when it was killed, and its manifest."""
