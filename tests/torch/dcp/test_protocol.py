@@ -23,6 +23,7 @@ import xckpt
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import on_rank_mesh
 from tests.torch.dcp.states import on_rank_blank, on_rank_check, on_rank_state, whole
+from xckpt.errors import PlanError
 from xckpt.storage import write_checkpoint
 from xckpt.storage.budget import Pool
 from xckpt.storage.chunks import window
@@ -467,3 +468,14 @@ def test_a_stateful_object_is_asked_and_filled(tmp_path: Path):
     trainer = Trainer(0.0)
     dcp.load({"t": trainer}, storage_reader=XckptStorageReader(tmp_path / "a"))
     assert trainer.epoch == 3 and torch.equal(trainer.weight, torch.full((2,), 3.0))
+
+
+def test_hooks_that_come_first_are_named(tmp_path: Path) -> None:
+    """For loops of a user's own, which may call them in another order."""
+    writer = XckptStorageWriter(tmp_path / "a")
+    with pytest.raises(PlanError, match="/a: a save calls set_up_storage_writer first"):
+        writer.prepare_local_plan(dcp.SavePlan([]))
+    dcp.save(state(), storage_writer=writer)
+    reader = XckptStorageReader(tmp_path / "a")
+    with pytest.raises(PlanError, match="/a: a load calls read_metadata first"):
+        reader.prepare_local_plan(dcp.LoadPlan([]))

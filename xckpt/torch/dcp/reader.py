@@ -308,7 +308,8 @@ class XckptStorageReader(dcp.StorageReader):
 
     @property
     def _under_way(self) -> _OpenLoad:
-        assert self._load is not None, "read_metadata comes first"
+        if self._load is None:
+            raise PlanError(f"{self.path}: a load calls read_metadata first, as dcp.load does")
         return self._load
 
     def _end(self) -> None:

@@ -258,7 +258,11 @@ class XckptStorageWriter(dcp.StorageWriter):
 
     @property
     def _save(self) -> StagedSave:
-        assert self._own.save is not None, "set_up_storage_writer comes first"
+        if self._own.save is None:
+            raise PlanError(
+                f"{self.checkpoint_id}: a save calls set_up_storage_writer first, in the same "
+                "thread, as dcp.save does"
+            )
         return self._own.save
 
 
