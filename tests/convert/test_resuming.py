@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import xckpt
 from tests.convert.test_run import MAPPING, files, flax_like, same, torch_like
@@ -152,6 +154,7 @@ def test_a_journal_ends_before_a_byte_that_has_changed(tmp_path: Path) -> None:
 POOLED = """
 import os, signal, sys
 from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import get_context
 from tests.convert.test_run import MAPPING
@@ -190,3 +193,58 @@ def test_workers_that_outlive_their_parent_do_not_keep_the_path(
             os.killpg(process.pid, signal.SIGKILL)
     assert done.bytes_before >= done.bytes / 2
     same(xckpt.load(tmp_path / "target"), flax_like(torch_like()))
+
+
+def _safetensors(path: Path, fill: float) -> Path:
+    save_file({f"w{i}": np.full((64, 64), fill, np.float32) for i in range(8)}, path)
+    return path
+
+
+def _dcp(path: Path, fill: float) -> Path:
+    _safetensors(path.with_name("a.safetensors"), fill)
+    convert(path.with_name("a.safetensors"), path, format="dcp", overwrite=True)
+    return path
+
+
+def _torch_save(path: Path, fill: float) -> Path:
+    torch = pytest.importorskip("torch")
+    torch.save({f"w{i}": torch.full((64, 64), fill) for i in range(8)}, path)
+    return path
+
+
+@pytest.mark.parametrize("to", ["checkpoint", "b.safetensors"])
+@pytest.mark.parametrize(
+    "write, name",
+    [
+        (_safetensors, "m.safetensors"),
+        (_dcp, "m"),
+        pytest.param(_torch_save, "m.pt", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_source_that_was_written_anew_at_its_old_time(
+    write: Callable[[Path, float], Path],
+    name: str,
+    to: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = write(tmp_path / name, 1.0)
+    files = [path for path in [source, *source.glob("*"), *source.glob(".*")] if path.is_file()]
+    times = {path: path.stat().st_mtime_ns for path in files}
+
+    def stop(progress: xckpt.Progress) -> None:
+        if progress.done > progress.total / 2:
+            raise RuntimeError("stopped")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="stopped"):
+            convert(source, tmp_path / to, options=replace(OPTIONS, progress=stop))
+    assert not caplog.records
+    write(source, 2.0)
+    for path, time in times.items():
+        os.utime(path, ns=(time, time))
+    done = convert(source, tmp_path / to, options=OPTIONS)
+    assert done.bytes_before == 0
+    assert "the conversion begins anew" in caplog.text
+    loaded = xckpt.load(tmp_path / to)
+    assert all((loaded[f"w{i}"] == 2).all() for i in range(8))

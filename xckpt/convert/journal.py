@@ -10,10 +10,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 import threading
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -21,6 +23,7 @@ from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.commit.folder import LEFTOVER, journals
 from xckpt.storage.location import storage_errors
 
+logger: Final = logging.getLogger("xckpt")
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
 
@@ -64,6 +67,22 @@ def noted_units(staged: Path, digest: bytes) -> dict[int, bytes]:
         if known == digest:
             reports |= done
     return reports
+
+
+def tell_of_others(staged: Path, digest: bytes, place: object) -> None:
+    """Log a warning if what an earlier conversion has written there is not gone on with.
+
+    Args:
+        staged: the staging folder.
+        digest: that of the conversion that begins.
+        place: where it writes to.
+    """
+    if {known for path in journals(staged) if (known := read_journal(path)[0])} - {digest}:
+        logger.warning(
+            f"{place}: the conversion begins anew: an earlier one had another source, mapping or "
+            f"options, or a file of the source has been written, moved, linked or given other "
+            f"permissions since"
+        )
 
 
 class Journal:

@@ -16,6 +16,7 @@ from contextlib import closing
 from functools import partial
 from itertools import islice
 from operator import call
+from pathlib import Path
 from typing import Any, Final
 
 from xckpt.core.geometry.box import Box
@@ -41,7 +42,7 @@ from xckpt.formats.torch_save.values import PART_BYTES, MappedTensor, kept_bytes
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.documents import Allowance
-from xckpt.storage.foreign.files import open_file, read_up_to
+from xckpt.storage.foreign.files import open_file, state_of
 from xckpt.storage.foreign.paths import FilePath, entries_in, find_path
 from xckpt.storage.location import storage_errors
 
@@ -88,7 +89,7 @@ class DCPSource(MappedSource):
     ) -> None:
         memory = Allowance.of(options)
         folder = find_path(path)
-        data = _read_metadata(folder, memory)
+        data, state = _read_metadata(folder, memory)
         with naming(folder / ".metadata"):
             described = parse(data, memory)
         leaves = _read_entries(folder, described, opaque or skip_objects, memory)
@@ -99,11 +100,14 @@ class DCPSource(MappedSource):
         with naming(folder):
             tree = flatten(_tree(described, leaves, memory))
         super().__init__(folder, tree, MOST_OPEN)
-        self._identity = hashlib.sha256(data).digest()
+        # Two saves of one layout have the same metadata.
+        files = entries_in(folder, ".distcp") if isinstance(folder, Path) else []
+        states = [f"{path.name} ".encode() + state_of(path) for path in files]
+        self._identity = hashlib.sha256(b"\n".join([data, state, *states])).digest()
 
 
-def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
-    """The bytes of ``.metadata``.
+def _read_metadata(folder: FilePath, memory: Allowance) -> tuple[bytes, bytes]:
+    """The bytes of ``.metadata``, and its state.
 
     Raises:
         NotACheckpointError: there is none.
@@ -122,12 +126,13 @@ def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
         raise NotACheckpointError(
             f"{folder} is not a DCP folder: there is no .metadata in it; {hint}"
         )
-    data = read_up_to(path, memory.most)
+    with storage_errors(path), closing(open_file(path)) as file:
+        data, state = file.whole(memory.most), file.state()
     if data is None:
         raise MemoryLimitError(
             f"{path}: it is over {memory.most:,} bytes long (memory_bytes); {RAISE}"
         )
-    return data
+    return data, state
 
 
 def _read_entries(
