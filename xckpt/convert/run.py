@@ -52,7 +52,15 @@ UNITS_IN_FLIGHT = 8
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The result of a conversion; see `convert`."""
+    """The result of a conversion; see `convert`.
+
+    Example:
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"w": np.zeros((2, 3), np.int16)}, "converted-result.safetensors")
+        >>> convert("converted-result.safetensors", "memory://converted-result")
+        Converted(tensors=1, bytes=12, bytes_before=0)
+    """
 
     tensors: int
     """Tensors of the target."""

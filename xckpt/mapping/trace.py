@@ -37,7 +37,14 @@ class Assertion:
 
 @dataclass(frozen=True, slots=True)
 class Lossy:
-    """A step that does not restore every value."""
+    """A step that does not restore every value.
+
+    Example:
+        >>> trace = Trace(rule="w -> v")
+        >>> trace.loses("scale 3.0", "one rounding")
+        >>> list(trace.lossy)
+        [Lossy(rule='w -> v', operation='scale 3.0', bound='one rounding')]
+    """
 
     rule: str
     """The rule, as it prints."""

@@ -79,7 +79,12 @@ prepare_structs(_Entry)
 
 @dataclass(frozen=True, slots=True)
 class TensorSpan:
-    """A tensor of a file."""
+    """A tensor of a file.
+
+    Example:
+        >>> TensorSpan("bfloat16", (2, 3), start=72).nbytes
+        12
+    """
 
     dtype: str
     """The format's name of the element type."""
