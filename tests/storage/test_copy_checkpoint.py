@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import xckpt
+from tests.attacks.test_copies_and_deletions import claim_chunks
 from tests.storage.base.test_copying import copies, server, uploaded
 from tests.support.counted_bucket import CountedBucket, kinds, without_obstore
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
@@ -137,6 +139,17 @@ def test_copies_that_go_elsewhere_are_noticed(
     assert caplog.text.count("is not there; the endpoints may differ") == 1
     assert shown[-1].done == shown[-1].total
     check("s3://bucket/b")
+
+
+@pytest.mark.parametrize(("chunks", "length"), [(1 << 17, 16 << 17), (1 << 31, 0)])
+def test_a_copy_whose_source_claims_much_deletes_what_it_wrote(
+    bucket: CountedBucket, tmp_path: Path, chunks: int, length: int
+) -> None:
+    """It deleted each key that the manifest claims: of 16 million it took minutes and 6 GiB."""
+    claim_chunks(tmp_path / "claims", chunks, length)
+    with pytest.raises(xckpt.CorruptCheckpointError, match="missing"):
+        xckpt.copy(tmp_path / "claims", "s3://bucket/x")
+    assert not bucket.objects and len(bucket.taken()) < 100
 
 
 def test_a_copy_that_fails_leaves_nothing(bucket: CountedBucket) -> None:

@@ -40,7 +40,8 @@ from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_bytes, file_problem, most_bytes
 from xckpt.storage.commit.folder import sync_folder
-from xckpt.storage.commit.staging import begin
+from xckpt.storage.commit.keys import KeyStaging
+from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import REQUESTS, Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import LONGEST_PACK, places_of
 from xckpt.storage.read_checkpoint import read_manifest
@@ -96,7 +97,7 @@ def copy_checkpoint(
     try:
         with storage_errors(target):
             staging.location.make_folder()
-            _copy_objects(manifest, source.within(manifest.root), staging.location, options)
+            _copy_objects(manifest, source.within(manifest.root), staging, options)
         now = read_manifest(source)
         if now != data or seen != _identity(source, manifest, now):
             raise StorageError(f"{source} was replaced while it was copied; copy it again")
@@ -113,8 +114,10 @@ def _identity(source: Location, manifest: Manifest, data: bytes) -> bytes:
 
 
 def _copy_objects(
-    manifest: Manifest, source: Location, target: Location, options: LoadOptions
+    manifest: Manifest, source: Location, staging: Staging, options: LoadOptions
 ) -> None:
+    target = staging.location
+    _note_begun(staging, 0)
     Digests(source, count_chunks(manifest), manifest.digests).require()
     packs = _packs(manifest, source)
     progress = ProgressCounter(object_bytes(manifest) + PACK_BYTES * len(packs), options.progress)
@@ -124,7 +127,9 @@ def _copy_objects(
         if target.folder is not None:
             _link_objects(objects, source.folder, target.folder, progress)
             return
-    if source.is_in_bucket_of(target):
+    inside = source.is_in_bucket_of(target)
+    if inside:
+        _note_begun(staging, None)
         objects = _copy_there(list(objects), source, target, progress)
     objects = _held(objects, source, options.memory_bytes)
     from_store, to_store = open_store(source), open_store(target)
@@ -137,10 +142,17 @@ def _copy_objects(
         progress.add(size)
 
     with Pool(threads=THREADS, budget=options.memory_bytes) as pool:
-        for key, size in objects:
+        for number, (key, size) in enumerate(objects, 1):
             if pool.failed:
                 break  # there may be billions of others
+            _note_begun(staging, None if inside else number)
             pool.submit(partial(copy, key, size), size)
+
+
+def _note_begun(staging: Staging, number: int | None) -> None:
+    """Say how many objects may have been written; None for all. A failure removes no others."""
+    if isinstance(staging, KeyStaging):
+        staging.begun = number
 
 
 def _plain(

@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Final
 
 import tensorstore as ts
@@ -81,6 +82,8 @@ class KeyStaging:
     """Whether the manifest was written, or may have been: the store did not deny it."""
     planned: Manifest | None = None
     """What the checkpoint will hold, if that is known."""
+    begun: int | None = None
+    """How many of the planned objects may have been written, in their order; None for all."""
     descriptor: int = -1
     """Descriptor of the folder, if files are synced together in the end."""
     listing: ts.Future[list[bytes]] | None = None
@@ -272,7 +275,7 @@ def _written(staging: KeyStaging) -> dict[str, int]:
     """Key -> bytes of what this save may have written to a bucket, by its plan."""
     if not staging.target.bucket or staging.planned is None:
         return {}
-    written = dict(object_sizes(staging.planned))
+    written = dict(islice(object_sizes(staging.planned), staging.begun))
     if staging.root:
         written |= {CLAIM: 0, **({} if staging.noting is None else {REPLACED: 0})}
     return {posixpath.join(staging.root, key): size for key, size in written.items()}
