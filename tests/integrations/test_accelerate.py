@@ -246,6 +246,14 @@ def test_what_is_not_saved_is_refused(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(torch.nn.Linear(1, 1))
     save_state(accelerator, tmp_path / "run")
+    wrong: Any = 5
+    with pytest.raises(TypeError, match=r"load_state\(accelerator, path\)"):
+        load_state(accelerator, wrong)
+    with pytest.raises(TypeError, match=r"save_state.*background"):
+        save_state(accelerator, tmp_path / "run", background=wrong)
+    accelerator.project_configuration.automatic_checkpoint_naming = True
+    with pytest.raises(ValueError, match="project_dir="):
+        save_state(accelerator)
     hook = accelerator.register_save_state_pre_hook(lambda *_: None)
     with pytest.raises(ValueError, match="register_for_checkpointing"):
         save_state(accelerator, tmp_path / "run")

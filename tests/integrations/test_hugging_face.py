@@ -80,6 +80,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(stop: int, tmp_path: Path) -> No
     assert all(map(torch.equal, whole, resumed))
 
 
+def test_a_run_resumes_from_a_checkpoint_without_writing_to_it(tmp_path: Path) -> None:
+    """It may be another user's."""
+    trained(tmp_path / "run", stop=2, save_steps=2)
+    path = tmp_path / "run" / "checkpoint-2"
+    before = {each: each.stat().st_mtime_ns for each in path.rglob("*")}
+    trained(tmp_path / "other", stop=3, resume=path)
+    assert before == {each: each.stat().st_mtime_ns for each in path.rglob("*")}
+
+
 def test_weights_alone_are_no_run_to_resume(tmp_path: Path) -> None:
     trained(tmp_path, stop=5, save_only_model=True)
     path = tmp_path / "checkpoint-5"

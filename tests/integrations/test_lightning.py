@@ -240,6 +240,10 @@ def test_weights_are_loaded_into_a_module_alone(tmp_path: Path) -> None:
 def test_arguments_that_make_no_sense() -> None:
     with pytest.raises(TypeError, match="not storage_options"):
         XckptCheckpointIO().save_checkpoint({}, "memory://lightning", storage_options={})
+    wrongs: Any = ({"options": 5}, {"load_options": xckpt.SaveOptions()}, {"background": "yes"})
+    for wrong in wrongs:
+        with pytest.raises(TypeError, match=f"XckptCheckpointIO.*{next(iter(wrong))}"):
+            XckptCheckpointIO(**wrong)
 
 
 def on_rank_train(rank: int, folder: str, epochs: int, background: bool, resume: str | None) -> Any:

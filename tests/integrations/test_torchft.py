@@ -70,6 +70,12 @@ def test_a_root_is_what_it_is_for_a_save(
     sender.shutdown()
 
 
+def test_a_root_that_is_no_path_is_refused() -> None:
+    wrong: Any = 5
+    with pytest.raises(TypeError, match=r"XckptTransport\(root\)"):
+        XckptTransport(wrong)
+
+
 def test_damage_is_refused(tmp_path: Path) -> None:
     sender = XckptTransport(tmp_path)
     sender.send_checkpoint([1], 0, state_of(0), LONG)

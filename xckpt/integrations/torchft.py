@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from xckpt.api.load import load
 from xckpt.api.places import exists
-from xckpt.api.save import save
+from xckpt.api.save import check_path, save
 from xckpt.integrations.absent import absent
 from xckpt.integrations.newest import remove, remove_empty
 from xckpt.options import LoadOptions, SaveOptions
@@ -46,6 +46,7 @@ class XckptTransport(CheckpointTransport):
 
     Raises:
         PathError: xckpt cannot open such a root.
+        TypeError: it is no path.
 
     Example:
         >>> import torch
@@ -66,6 +67,7 @@ class XckptTransport(CheckpointTransport):
         options: SaveOptions | None = None,
         load_options: LoadOptions | None = None,
     ) -> None:
+        check_path(root, "XckptTransport(root)")
         self._place = str(Location.parse(root).within(uuid.uuid4().hex))
         self._device = device
         self._options, self._load_options = options, load_options

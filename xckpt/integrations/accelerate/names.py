@@ -82,11 +82,16 @@ def _named(accelerator: Any, number: object) -> str:
     """Where the checkpoint of a number is, as Accelerate names it.
 
     Raises:
-        ValueError: it does not name checkpoints.
+        ValueError: it does not name checkpoints, or has no folder for them.
     """
     if not accelerator.project_configuration.automatic_checkpoint_naming:
         raise ValueError(
             "give a path, or set ProjectConfiguration(automatic_checkpoint_naming=True)"
+        )
+    if accelerator.project_dir is None:
+        raise ValueError(
+            "there is no folder for the names: set ProjectConfiguration(project_dir=), or give a "
+            "path"
         )
     return os.path.join(accelerator.project_dir, "checkpoints", f"checkpoint_{number}")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from xckpt.api.load import load, load_into
-from xckpt.api.save import save, save_async
+from xckpt.api.save import check_path, save, save_async
 from xckpt.engine.background import SaveFuture
 from xckpt.integrations.accelerate.names import next_path, restore_newest, was_begun
 from xckpt.integrations.accelerate.prepared import loaders_of, state_of
 from xckpt.integrations.newest import is_ours
 from xckpt.integrations.random_state import load_random_states, random_states
-from xckpt.options import SaveOptions
+from xckpt.options import SaveOptions, check_flags
 
 __all__ = ["load_state", "save_state"]
 
@@ -64,6 +64,7 @@ def save_state(
         >>> save_state(accelerator, "memory://accelerate")
         >>> load_state(accelerator, "memory://accelerate")
     """
+    check_flags("save_state", background=background)
     own = random_states(accelerator.num_processes) | loaders_of(accelerator)
     named, path = path is None, next_path(accelerator) if path is None else path
     write = save_async if background else save
@@ -91,6 +92,7 @@ def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> 
     if path is None:
         restore_newest(accelerator, partial(_load, accelerator))
     else:
+        check_path(path, "load_state(accelerator, path)")
         _load(accelerator, os.fspath(path))
 
 

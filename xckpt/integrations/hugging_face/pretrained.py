@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from xckpt.api.save import check_path
 from xckpt.convert import Mapping, Rule, convert
 from xckpt.integrations.hugging_face.state import notes_of
 from xckpt.mapping.operations import Drop
@@ -23,6 +24,7 @@ def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -
     Raises:
         NotACheckpointError: there is none, or it is not that trainer's; nothing was written.
     """
+    check_path(checkpoint, "save_pretrained(checkpoint, folder)")
     config = notes_of(checkpoint)["config"]
     os.makedirs(folder, exist_ok=True)
     others = ("optimizer", "random", "scaler", "scheduler")

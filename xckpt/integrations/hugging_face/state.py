@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -71,10 +72,15 @@ def notes_of(checkpoint: str) -> dict[str, str | None]:
 def write_state_file(checkpoint: str) -> None:
     """Write the file in which the trainer looks for its state.
 
-    One that is there may be older than the notes, or half a file, if a process was killed.
+    One that is there may be older than the notes, or half a file, if a process was killed. If it is
+    not, nothing is written: who resumes may be allowed to read the checkpoint alone.
     """
     text = cast(str, notes_of(checkpoint)["trainer_state"])  # the config alone may be None
-    Path(checkpoint, STATE_FILE).write_text(text, encoding="utf-8")
+    content, file = text.encode(), Path(checkpoint, STATE_FILE)
+    with contextlib.suppress(OSError):
+        if file.read_bytes() == content:
+            return
+    file.write_bytes(content)
 
 
 def checked(checkpoint: str) -> str:

@@ -19,7 +19,7 @@ from xckpt.engine.background import SaveFuture
 from xckpt.integrations.absent import absent
 from xckpt.integrations.lightning.last import make_way, resumable
 from xckpt.integrations.newest import newest_good, remove
-from xckpt.options import LoadOptions, SaveOptions
+from xckpt.options import LoadOptions, SaveOptions, check_flags, checked_options
 
 try:
     from lightning.fabric.plugins import CheckpointIO
@@ -42,6 +42,9 @@ class XckptCheckpointIO(CheckpointIO):
         options: for each save.
         load_options: for each load.
 
+    Raises:
+        TypeError: one of them has another type.
+
     Example:
         >>> from lightning.pytorch import Trainer
         >>> from xckpt.integrations.lightning import XckptCheckpointIO
@@ -59,6 +62,9 @@ class XckptCheckpointIO(CheckpointIO):
         load_options: LoadOptions | None = None,
     ) -> None:
         super().__init__()
+        check_flags("XckptCheckpointIO", background=background)
+        checked_options(options, SaveOptions, "XckptCheckpointIO")
+        checked_options(load_options, LoadOptions, "XckptCheckpointIO", "load_options")
         self.background = background
         self._options, self._load_options = options, load_options
         self._saving: SaveFuture | None = None
