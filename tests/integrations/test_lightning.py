@@ -246,6 +246,19 @@ def test_arguments_that_make_no_sense() -> None:
             XckptCheckpointIO(**wrong)
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_a_folder_that_cannot_be_made_is_named(background: bool, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    io = XckptCheckpointIO(background=background)
+
+    def save() -> None:
+        io.save_checkpoint({"a": 1}, tmp_path / "file" / "below" / "epoch=0.ckpt")
+        io.teardown()
+
+    with pytest.raises(xckpt.StorageError, match=r"below.*file"):
+        save()
+
+
 def on_rank_train(rank: int, folder: str, epochs: int, background: bool, resume: str | None) -> Any:
     torchrun(rank)
     trainer, tensors = trained(

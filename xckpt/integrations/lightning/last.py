@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from itertools import chain, count
@@ -65,4 +66,5 @@ def make_way(path: AnyPath, *, alone: bool, background: bool) -> None:
         # Lightning finds no last checkpoint. So it should, if there is none to fall back to.
         folder = Path(path).parent
         is_first = not any(map(exists, folder.glob("*.ckpt")))
-        os.makedirs(folder if is_first else path, exist_ok=True)
+        with contextlib.suppress(OSError):  # the save says what is wrong
+            os.makedirs(folder if is_first else path, exist_ok=True)
