@@ -69,8 +69,7 @@ class XckptTransport(CheckpointTransport):
     ) -> None:
         check_path(root, "XckptTransport(root)")
         self._place = str(Location.parse(root).within(uuid.uuid4().hex))
-        self._device = device
-        self._options, self._load_options = options, load_options
+        self._device, self._options, self._load_options = device, options, load_options
         self._sent: str | None = None
 
     def metadata(self) -> str:
