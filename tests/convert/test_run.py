@@ -22,6 +22,7 @@ from xckpt.errors import (
     CorruptCheckpointError,
     MappingError,
     StorageError,
+    XckptError,
 )
 from xckpt.mapping.names import tree_of
 from xckpt.mapping.operations import Scale, Split, Stack, Strip, Transpose, Untie
@@ -324,3 +325,45 @@ def test_what_is_no_group_is_refused_beside_an_executor_too(tmp_path: Path) -> N
     xckpt.save(tmp_path / "ckpt", {"w": np.ones(3)})
     with ThreadPoolExecutor(1) as pool, pytest.raises(TypeError, match="a group of processes is"):
         convert(tmp_path / "ckpt", tmp_path / "out", group=3, executor=pool)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "state, to, told",
+    [
+        ({"z": np.ones(2, np.complex128)}, "a.safetensors", "z: .* complex128; cast it by a rule"),
+        ({"a": {"b": 1}, "a.b": 2, "w": np.ones(1)}, "d", "rename one of each by a mapping\n.*a.b"),
+        ({0: np.ones(1), "0": np.ones(1)}, "a.safetensors", "an int key .*rename one of each\n.*0"),
+    ],
+)
+def test_a_refusal_names_leaf_and_remedy(
+    state: Any,
+    to: str,
+    told: str,
+    tmp_path: Path,
+) -> None:
+    xckpt.save(tmp_path / "a", state)
+    with pytest.raises(XckptError, match=told):
+        convert(tmp_path / "a", tmp_path / to, format="dcp" if to == "d" else None)
+
+
+def test_a_cast_of_the_root_that_overflows_names_it(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", np.float32(1e6))
+    with pytest.raises(MappingError, match=r"^the root: by a cast 1 element"):
+        convert(tmp_path / "a", tmp_path / "b", dtype="float16")
+
+
+def test_a_rule_with_a_misspelt_name_is_named(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", {"layers.0.weight": np.ones(2), "head": np.ones(2)})
+    mapping = Mapping([Rule("layers.{n}.wieght", "layers/{n}/kernel"), Rule("head", "head")])
+    with pytest.raises(MappingError, match=r"layers.0.weight.*rule layers.\{n\}.wieght.* misspelt"):
+        convert(tmp_path / "a", tmp_path / "b", mapping=mapping)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "expanded"])
+def test_a_tensor_that_no_array_holds_is_named_by_its_keys(kind: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(1, 2)
+    made = tensor.to_sparse() if kind == "sparse" else tensor.expand(9, 2)
+    torch.save({"model": {"v": tensor, "w": made}}, tmp_path / "a.pt")
+    with pytest.raises(XckptError, match=r"\(after 'model', 'v', 'w'\)|\(after 'model', 'w'\)"):
+        convert(tmp_path / "a.pt", tmp_path / "b")

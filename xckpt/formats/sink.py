@@ -28,6 +28,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.names import join_keys
+from xckpt.core.text.advice import RENAME
 from xckpt.core.text.arguments import named
 from xckpt.core.text.printable import in_few
 from xckpt.core.values import encode_value, value_kind
@@ -305,5 +306,7 @@ def flat_names(names: Iterable[str]) -> dict[str, str]:
         if owner != name:
             problems.append(f"{name}: joined with dots, its name is that of {owner}")
     if problems:
-        raise UnsupportedLeafError.listing("the format has flat names, and some collide", problems)
+        raise UnsupportedLeafError.listing(
+            f"the format has flat names, and some collide; {RENAME}", problems
+        )
     return joined

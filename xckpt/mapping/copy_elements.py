@@ -103,8 +103,9 @@ def _taken(step: Arithmetic, values: NDArray[Any], piece: StridedCopy) -> NDArra
     if spoiled is not None:
         moved = np.array(spoiled.first, np.int64) @ np.array(piece.target_strides, np.int64)
         at = tuple((moved + piece.target_offsets).tolist())
+        name = repr(piece.target) if piece.target else "the root"
         raise MappingError(
-            f"{piece.target!r}: by a {step.operation} {replace(spoiled, first=at)}; map it "
+            f"{name}: by a {step.operation} {replace(spoiled, first=at)}; map it "
             "without that step, to a type that holds it, or clip the tensor before"
         )
     return after

@@ -67,7 +67,8 @@ def by_mapping_name(leaf_names: Iterable[str]) -> dict[str, str]:
             problems.append(f"{name}: {names[name]} and {leaf} are two leaves with this name")
         names[name] = leaf
     if problems:
-        raise MappingError.listing("a mapping cannot tell some leaves apart", problems)
+        fault = "a mapping cannot tell an int key from its text, %30 for 0; rename one of each"
+        raise MappingError.listing(fault, problems)
     return names
 
 

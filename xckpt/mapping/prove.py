@@ -18,6 +18,8 @@ that moves nowhere, which writes every element again. Then `copies_fault` contin
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, islice, pairwise, product
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.cover import CoverFault, cover_fault
 from xckpt.errors import SHOWN_PROBLEMS
-from xckpt.mapping.pattern import Pattern, literal
+from xckpt.mapping.pattern import Pattern, literal, skeleton
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
@@ -40,6 +42,8 @@ IndexSet = tuple[int, tuple[tuple[int, int], ...]]
 Run = tuple[int, int]
 """First index and length."""
 
+COMPARED = 200
+"""Patterns that a leaf's name is compared with, to find a misspelt one."""
 PARTS_DONE = (0.0, 0.05, 0.1, 0.4, 1.0)
 """Which part of the time of a proof has usually passed after each of its parts."""
 
@@ -176,15 +180,25 @@ def _uses(resolved: ResolvedMapping) -> dict[str, list[Use]]:
     return uses
 
 
+def _nearly(name: str, idle: Sequence[Rule]) -> str:
+    """The rule that a leaf's name nearly fits, if there is one among the idle."""
+    texts = ((re.sub(r"\{[^}]*\}", "0", text), rule) for rule in idle for text in rule.source)
+    plain = {skeleton(text)[0]: rule for text, rule in islice(texts, COMPARED)}
+    near = difflib.get_close_matches(skeleton(name)[0], plain, 1, 0.85)
+    return f"; rule {plain[near[0]]} takes no leaf: is its name misspelt?" if near else ""
+
+
 def _source_faults(
     resolved: ResolvedMapping, failed: Sequence[Rule], all_used: bool
 ) -> Iterator[str]:
-    unused, uses = set(resolved.unused), _uses(resolved)
+    unused, uses, told = set(resolved.unused), _uses(resolved), 0
     for name, spec in resolved.sources.items():
         if name in unused:
             if not all_used:
                 continue
-            yield f"source {name!r}: no rule uses {_whole(spec)}"
+            idle = resolved.idle if told < SHOWN_PROBLEMS else ()
+            yield f"source {name!r}: no rule uses {_whole(spec)}{_nearly(name, idle)}"
+            told += 1
             continue
         users = uses.get(name, [])
         fault = copies_fault(spec.shape, [copy.turned() for copy, _ in users])

@@ -536,6 +536,7 @@ def test_nothing_is_loaded_or_converted_before_it_is_accepted(tmp_path: Path) ->
         ("fc.weight", "fc.qscale"),
         ("fc.w1", "fc.w1_weight_scale_2"),
         ("fc.kernel", "fc.scale"),
+        ("fc.weight", "fc.weights_scaling_factor"),
     ],
 )
 def test_weights_with_scales_are_not_cast_alone(name: str, scales: str, tmp_path: Path) -> None:
@@ -563,6 +564,20 @@ def test_a_scale_that_is_no_weights_is_none(name: str, tmp_path: Path) -> None:
     convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")
     loaded = xckpt.load(tmp_path / "a", {name: np.zeros(4, "f4")}, cast=True, strict=False)
     assert (loaded[name] == 1).all()
+
+
+@pytest.mark.parametrize("name, dtype", [("fc.W_q", "uint8"), ("fc.weight", "int8")])
+def test_integers_with_a_scale_are_a_weight(name: str, dtype: str, tmp_path: Path) -> None:
+    """As HQQ has them; a counter beside the scale of a loss is none."""
+    scale = np.ones((4, 1), np.float32)
+    xckpt.save(tmp_path / "a", {name: np.ones((4, 4), dtype), "fc.scale": scale})
+    with pytest.raises(MappingError, match=f"{name}: its scales are fc.scale"):
+        convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")
+    like = {name: np.zeros((4, 4), np.float32)}
+    with pytest.raises(xckpt.TreeMismatchError, match=f"{name}: .*not its scales, fc.scale"):
+        xckpt.load(tmp_path / "a", like, cast=True, strict=False)
+    xckpt.save(tmp_path / "c", {"fin_steps": np.ones((), np.int32), "scale": scale})
+    convert(tmp_path / "c", tmp_path / "d", dtype="bfloat16")
 
 
 def test_a_key_with_slashes_is_a_path_for_its_scales(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Weights that are stored with scales beside them: their numbers alone are not the weights.
 
 1. Some exporters name the scales after the weight: `scaled_weights` tries these names.
-2. Beside a weight of at most 8 bits anything of its module counts whose name has only words of
-   `_WORDS` and of the weight's own name, a scale among them, if it is of a wider type.
+2. Beside a weight of at most 8 bits, or one packed into integers, anything of its module counts
+   whose name has only words of `_WORDS` and of the weight's own name, a scale among them, if it is
+   of a wider type.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ _SIBLINGS = {
 MXFP4, compressed tensors, ComfyUI, quanto, torchao, AQT)."""
 _NARROW: Final = re.compile(r"float[468]_")
 """Floating-point types of at most 8 bits, in which weights alone are rarely stored."""
-_SCALE: Final = re.compile(r"q?scales?|absmax|amax|scb")
-_CALLED: Final = re.compile(r"scale|absmax|amax|scb", re.IGNORECASE)
+_PACKED: Final = re.compile(r"u?int(2|4|8|32)")
+_WEIGHT: Final = re.compile(r"(.*_)?(q?weights?|kernel|w|w_q|qdata|qvalue|blocks|codes)")
+"""What a leaf of integers is called that are a weight's."""
+_SCALE: Final = re.compile(r"q?scales?|scaling|absmax|amax|scb")
+_CALLED: Final = re.compile(r"scal(e|ing)|absmax|amax|scb", re.IGNORECASE)
 """Part of the name of any scale."""
 _WORDS: Final = re.compile(
-    r"q?scales?|absmax|amax|scb|inv|\d|weights?|inputs?|outputs?|act|activations?|block|group|"
+    r"q?scales?|scaling|factor|absmax|amax|scb|inv|\d|weights?|inputs?|outputs?|act|activations?|block|group|"
     r"global|local|tensor|channel|row|col|wise|double|quant|dequant"
 )
 
@@ -60,7 +64,7 @@ def scaled_weights(dtypes: Mapping[str, str]) -> dict[str, str]:
             if name.endswith(end):
                 candidates += [name.removesuffix(end) + other for other in others]
         beside = next((each for each in candidates if each in called and each != name), None)
-        if beside is None and _NARROW.match(dtype):
+        if beside is None and (_NARROW.match(dtype) or _is_packed(name, dtype)):
             beside = _beside(name, scales)
         if beside is not None:
             found[name] = beside
@@ -76,6 +80,11 @@ def _scales_by_module(dtypes: Mapping[str, str]) -> dict[str, list[str]]:
         if is_wide and any(_SCALE.fullmatch(word) for word in _words(last)):
             found.setdefault(module, []).append(name)
     return found
+
+
+def _is_packed(name: str, dtype: str) -> bool:
+    """Whether a leaf is of integers, and named like a weight: a step counter is not."""
+    return bool(_PACKED.fullmatch(dtype) and _WEIGHT.fullmatch(_split(name)[1].lower()))
 
 
 def _beside(name: str, scales: Mapping[str, list[str]]) -> str | None:

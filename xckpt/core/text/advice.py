@@ -11,8 +11,14 @@ from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from enum import Enum
 from pathlib import PurePath
+from typing import Final
 
 from xckpt.core.text.arguments import named_class
+
+OTHER_DTYPE: Final = "cast it by a rule of a mapping, or choose another format"
+"""What to do about a dtype that a format lacks."""
+RENAME: Final = "rename one of each by a mapping"
+"""What to do about two leaves of one name."""
 
 
 def no_value(leaf: object, otherwise: str) -> str:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import cells
+from xckpt.core.text.advice import OTHER_DTYPE, RENAME
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
@@ -222,7 +223,7 @@ def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredOb
         UnsupportedLeafError: leaves that torch cannot hold, or two of one FQN; all are listed.
     """
     problems = [
-        f"{name}: torch cannot save dtype {spec.dtype}"
+        f"{name}: torch cannot save dtype {spec.dtype}; {OTHER_DTYPE}"
         for name, spec in contents.specs.items()
         if spec.dtype not in SAVED_DTYPES
     ]
@@ -239,7 +240,8 @@ def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredOb
         )
     except TreeMismatchError as error:
         raise UnsupportedLeafError.listing(
-            "torch joins keys with dots, and so gives two leaves one name", error.problems
+            f"torch joins keys with dots, and so gives two leaves one name; {RENAME}",
+            error.problems,
         ) from error
     except ManifestError as error:
         problems.append(str(error))

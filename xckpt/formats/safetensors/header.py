@@ -27,6 +27,7 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.names import is_utf8
 from xckpt.core.struct_types import prepare_structs
+from xckpt.core.text.advice import OTHER_DTYPE
 from xckpt.errors import RESTORE, ManifestError, UnsupportedLeafError
 
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -284,7 +285,7 @@ def check_tensors(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
             all are listed.
     """
     problems = [
-        f"{name}: safetensors has no {dtype}"
+        f"{name}: safetensors has no {dtype}; {OTHER_DTYPE}"
         for name, (dtype, _) in tensors.items()
         if dtype not in _SPELLED
     ]

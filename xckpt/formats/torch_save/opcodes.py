@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickletools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from xckpt.storage.foreign.documents import Allowance
@@ -49,3 +49,14 @@ def opcodes(data: bytes, memory: Allowance) -> Iterator[tuple[str, Any, int]]:
             memory.take(taken, what, counted)
             taken, counted = 0, counted + taken
         yield opcode.name, argument, position or 0
+
+
+def after_keys(stack: Sequence[object]) -> str:
+    """Where a fault of a pickle lies: the keys that it has read and not yet used.
+
+    Example:
+        >>> after_keys([{}, "model", {}, "w"]), after_keys([])
+        (" (after 'model', 'w')", '')
+    """
+    keys = [repr(each)[:200] for each in stack if isinstance(each, str)][-8:]
+    return f" (after {', '.join(keys)})" if keys else ""

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from xckpt.errors import ManifestError, UnsafePickleError, XckptError
-from xckpt.formats.torch_save.opcodes import opcodes
+from xckpt.errors import ManifestError, UnsafePickleError, UnsupportedLeafError, XckptError
+from xckpt.formats.torch_save.opcodes import after_keys, opcodes
 from xckpt.storage.foreign.documents import Allowance
 
 T = TypeVar("T")
@@ -115,10 +115,11 @@ def load(
                 raise ManifestError(f"{what}, an opcode that torch does not write")
             step(machine, argument)
         return machine.stack[0]
+    except UnsupportedLeafError as error:
+        raise UnsupportedLeafError(f"{error}{after_keys(machine.stack)}") from error
     except XckptError:
         raise
-    except (IndexError, KeyError, ValueError, DeprecationWarning) as error:
-        # pickletools warns of escapes in a name.
+    except (IndexError, KeyError, ValueError, DeprecationWarning) as error:  # of escapes in names
         raise ManifestError(
             f"the pickle of {len(data):,} bytes is truncated or damaged near byte "
             f"{machine.position:,}: {str(error)[:200]}"
@@ -163,9 +164,8 @@ class _Machine:
 
     def symbol(self, name: str) -> Symbol:
         if name not in self.names:
-            raise UnsafePickleError(
-                f"it names {name[:200]}, which has no place here; nothing was imported or run"
-            )
+            what = f"it names {name[:200]}{after_keys(self.stack)}, which has no place here"
+            raise UnsafePickleError(f"{what}; nothing was imported or run")
         return Symbol(name, self.names[name])
 
     def remember(self, number: int) -> None:
