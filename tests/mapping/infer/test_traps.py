@@ -537,6 +537,8 @@ def test_nothing_is_loaded_or_converted_before_it_is_accepted(tmp_path: Path) ->
         ("fc.w1", "fc.w1_weight_scale_2"),
         ("fc.kernel", "fc.scale"),
         ("fc.weight", "fc.weights_scaling_factor"),
+        ("fc.weight", "fc.weight.SCB"),
+        ("fc.weight", "fc.weight._scale_inv"),
     ],
 )
 def test_weights_with_scales_are_not_cast_alone(name: str, scales: str, tmp_path: Path) -> None:

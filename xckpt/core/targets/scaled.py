@@ -12,7 +12,17 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-_ENDINGS = ("_scale_inv", "_scale", "_scales", ".scale", "/scale", ".absmax", ".scales")
+_ENDINGS = (
+    "_scale_inv",
+    "_scale",
+    "_scales",
+    ".scale",
+    "/scale",
+    ".absmax",
+    ".scales",
+    ".SCB",
+    "._scale_inv",
+)
 """Suffix of a weight's name that gives the name of its scales (fp8 blocks, compressed tensors,
 bitsandbytes, MLX)."""
 _SIBLINGS = {
