@@ -191,3 +191,12 @@ def test_gc_names_what_another_user_has_left(
         assert xckpt.gc(tmp_path, older_than=0) == []
     line = f"passed over, because they cannot be read: {left} (Permission denied)"
     assert caplog.messages == [line] and claim.exists()
+
+
+def test_a_folder_whose_only_checkpoint_is_closed_says_so(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", {"w": np.ones(1)})
+    os.chmod(tmp_path / "a", 0)
+    words = "may not be read: a; check their perm"
+    with permissions_hold(), pytest.raises(xckpt.NotACheckpointError, match=words):
+        xckpt.load(tmp_path)
+    os.chmod(tmp_path / "a", 0o755)

@@ -55,6 +55,8 @@ def what_is_there(folder: Path) -> str:
         return f"{unread}; {MANIFEST} is not there either"
     if folder.exists() and not folder.is_dir():
         return "it is a device, a pipe or a socket; give the folder of a checkpoint"
+    if closed := _closed(folder):
+        return closed
     return _no_manifest(f", only: {_shown(names)}" if names else ", nothing at all")
 
 
@@ -70,6 +72,21 @@ def checkpoint_meant(path: Path) -> str:
         return _beside(path)
     steps = _checkpoints(path)
     return _holds(steps, path / steps[-1]) if steps else ""
+
+
+def _closed(path: Path) -> str:
+    """A clause on the folders in a local one that may not be looked into; empty without any."""
+    names = sorted(name for name in _names(path) if _is_closed(path / name))
+    shown = _shown(names)
+    return f"folders in it may not be read: {shown}; check their permissions" if names else ""
+
+
+def _is_closed(folder: Path) -> bool:
+    try:
+        os.stat(folder / MANIFEST)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False
 
 
 def what_keys_are_there(location: Location) -> str:
