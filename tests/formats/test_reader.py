@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,18 @@ def test_a_rank_that_sees_another_file(path: Path, tmp_path: Path) -> None:
 
     for text in results(2, on_rank):
         assert "rank 1: StorageError" in text and "other contents than the coordinator" in text
+
+
+def test_ranks_load_from_copies_that_keep_the_time(path: Path, tmp_path: Path) -> None:
+    """As each host has one on a disk of its own."""
+    (tmp_path / "host").mkdir()
+    copy = Path(shutil.copy2(path, tmp_path / "host" / path.name))
+
+    def on_rank(group: ThreadGroup) -> bool:
+        loaded = load((path, copy)[group.rank], None, group)
+        return all(np.array_equal(loaded[name], array) for name, array in ARRAYS.items())
+
+    assert all(results(2, on_rank))
 
 
 def test_a_file_that_was_cut_off_meanwhile(path: Path) -> None:

@@ -41,7 +41,10 @@ class Opened:
     """Whether names and layouts stay those of the source."""
 
     def identity(self, *more: object) -> bytes:
-        """A digest of the source's contents, of the resolved mapping, and of ``more``."""
+        """A digest of the source's contents, of the resolved mapping, and of ``more``.
+
+        The first of ``more`` is the version of the source's files, as the coordinator sees them.
+        """
         digest = hashlib.blake2b(self.source.identity(), digest_size=16)
         for name in sorted(self.resolved.targets):
             made = (name, self.resolved.targets[name], self.resolved.copies[name])

@@ -77,7 +77,8 @@ def tell_of_others(staged: Path, digest: bytes, place: object) -> None:
         digest: that of the conversion that begins.
         place: where it writes to.
     """
-    if {known for path in journals(staged) if (known := read_journal(path)[0])} - {digest}:
+    found = journals(staged) if staged.parent.is_dir() else []
+    if {known for path in found if (known := read_journal(path)[0])} - {digest}:
         logger.warning(
             f"{place}: the conversion begins anew: an earlier one had another source, mapping or "
             f"options, or a file of the source has been written, moved, linked or given other "

@@ -18,6 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 
 from xckpt.convert.conversion import Conversion, Opened, checked_arguments
 from xckpt.convert.target_tree import find_places, target_tree
@@ -169,7 +170,8 @@ def convert(
         work = _Work(
             conversion, target, overwrite, shown, executor, group, like, metadata, stack, watch
         )
-        all_reduce(work.watched_group, PREPARE, work.check_source, lambda _: b"")
+        first = itemgetter(group.coordinator)  # each host may have a copy, with other times
+        work.version = all_reduce(work.watched_group, PREPARE, work.check_source, first)
         return work.into_sink(format) if to_sink else work.into_checkpoint()
 
 
@@ -220,6 +222,8 @@ class _Work:
     """Closes everything at the end."""
     watch: Watch | None
     """Times the conversion, if there is a listener."""
+    version: bytes = b""
+    """The source's, as the coordinator sees it."""
 
     @cached_property
     def watched_group(self) -> Group:
@@ -245,11 +249,11 @@ class _Work:
         return max(1, self.options.memory_bytes // (2 * UNITS_IN_FLIGHT))
 
     def check_source(self) -> bytes:
-        """Open the source, and check this rank's share of what the mapping asserts of it."""
+        """Open the source, and check this rank's share of what is asserted of it; its version."""
         with self.step("check"):
             mine = self.opened.resolved.assertions[self.group.rank :: self.group.size]
             check_assertions(mine, self.opened.source, memory_bytes=self.options.memory_bytes)
-        return b""
+        return self.opened.source.version()
 
     def share(self, target_chunks: Chunks | None = None) -> UnitShare:
         """Plan the units; this rank's share of them."""
@@ -262,7 +266,7 @@ class _Work:
         """Write an xckpt checkpoint."""
         options, share = self.options, self.share()
         names, tree = target_tree(self.opened, share.units, self.like)
-        digest = self.opened.identity(self.unit_bytes, options.layout)
+        digest = self.opened.identity(self.version, self.unit_bytes, options.layout)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
         planner = DefaultSavePlanner(grid=options.grid, serialise=_content)
         kept = user_of(self.opened.source.metadata)
@@ -274,7 +278,9 @@ class _Work:
 
     def into_sink(self, format: str | None) -> Converted:
         """Write another format."""
-        contents = self._contents(self.opened.identity(format, self.options.memory_bytes))
+        contents = self._contents(
+            self.opened.identity(self.version, format, self.options.memory_bytes)
+        )
         target = SinkTarget(self.destination, format, self.overwrite, contents)
         share = SinkWriter(target, self.share, self.step).write(self.watched_group)
         return self._converted(share)

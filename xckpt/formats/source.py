@@ -96,6 +96,13 @@ class TensorSource(abc.ABC):
         """A digest that identifies the source: it differs if the contents may differ."""
         return self._identity
 
+    def version(self) -> bytes:
+        """What differs, as this host sees it, if a file may have been written since.
+
+        A copy has another one. It is empty where `identity` says all.
+        """
+        return b""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Release files and memory."""

@@ -42,8 +42,9 @@ from xckpt.formats.torch_save.values import PART_BYTES, MappedTensor, kept_bytes
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.documents import Allowance
-from xckpt.storage.foreign.files import open_file, state_of
+from xckpt.storage.foreign.files import open_file, read_up_to
 from xckpt.storage.foreign.paths import FilePath, entries_in, find_path
+from xckpt.storage.foreign.versions import version_of
 from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64
@@ -89,7 +90,7 @@ class DCPSource(MappedSource):
     ) -> None:
         memory = Allowance.of(options)
         folder = find_path(path)
-        data, state = _read_metadata(folder, memory)
+        data = _read_metadata(folder, memory)
         with naming(folder / ".metadata"):
             described = parse(data, memory)
         leaves = _read_entries(folder, described, opaque or skip_objects, memory)
@@ -100,14 +101,20 @@ class DCPSource(MappedSource):
         with naming(folder):
             tree = flatten(_tree(described, leaves, memory))
         super().__init__(folder, tree, MOST_OPEN)
-        # Two saves of one layout have the same metadata.
-        files = entries_in(folder, ".distcp") if isinstance(folder, Path) else []
-        states = [f"{path.name} ".encode() + state_of(path) for path in files]
-        self._identity = hashlib.sha256(b"\n".join([data, state, *states])).digest()
+        self._identity = hashlib.sha256(data).digest()
+
+    def version(self) -> bytes:
+        """What differs if the folder may have been written since; see `TensorSource.version`.
+
+        Two saves of one layout have equal metadata. A folder in a bucket is known by these alone,
+        which a save writes last.
+        """
+        local = isinstance(self.path, Path)
+        return version_of(entries_in(self.path) if local else [self.path / ".metadata"])
 
 
-def _read_metadata(folder: FilePath, memory: Allowance) -> tuple[bytes, bytes]:
-    """The bytes of ``.metadata``, and its state.
+def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
+    """The bytes of ``.metadata``.
 
     Raises:
         NotACheckpointError: there is none.
@@ -126,13 +133,12 @@ def _read_metadata(folder: FilePath, memory: Allowance) -> tuple[bytes, bytes]:
         raise NotACheckpointError(
             f"{folder} is not a DCP folder: there is no .metadata in it; {hint}"
         )
-    with storage_errors(path), closing(open_file(path)) as file:
-        data, state = file.whole(memory.most), file.state()
+    data = read_up_to(path, memory.most)
     if data is None:
         raise MemoryLimitError(
             f"{path}: it is over {memory.most:,} bytes long (memory_bytes); {RAISE}"
         )
-    return data, state
+    return data
 
 
 def _read_entries(

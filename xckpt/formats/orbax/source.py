@@ -49,6 +49,7 @@ from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance, read_json
 from xckpt.storage.foreign.files import state_of
 from xckpt.storage.foreign.paths import entries_in, existing_path, file_name_problem
+from xckpt.storage.foreign.versions import version_of
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 LEAF_BYTES: Final = 400
@@ -207,6 +208,11 @@ class OrbaxSource(TensorSource):
         if box.elements and self._arrays[name].chunks_met(box) == 1:
             box = Box(box.offsets, (1,) * len(box.sizes))
         super().check(name, box)
+
+    def version(self) -> bytes:
+        """What differs if the item may have been saved anew since."""
+        noted = (self.path / TREE, self.path / "manifest.ocdbt")
+        return version_of(path for path in noted if path.is_file())
 
     def close(self) -> None:
         """Nothing stays open beyond this object's life."""

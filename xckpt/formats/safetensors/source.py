@@ -47,6 +47,7 @@ from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, existing_path
+from xckpt.storage.foreign.versions import version
 from xckpt.storage.location import storage_errors
 
 SUFFIX: Final = ".safetensors"
@@ -135,6 +136,10 @@ class SafetensorsSource(TensorSource):
         file, place = self._places[name]
         with storage_errors(f"{file.path}: {name}"):
             _tensor(file, place).read(box.offsets, into)
+
+    def version(self) -> bytes:
+        """What differs if one of the files may have been written since."""
+        return b"".join(map(version, self._files.values()))
 
     def close(self) -> None:
         """Let go of the files: each is closed once no thread reads it any more."""

@@ -44,6 +44,7 @@ from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, entries_in, existing_path
 from xckpt.storage.foreign.single_files import LEGACY
+from xckpt.storage.foreign.versions import version_of
 from xckpt.storage.location import storage_errors
 
 SUFFIXES: Final = (".bin", ".pt", ".pth")
@@ -198,6 +199,11 @@ class TorchSaveSource(MappedSource):
         for file in files.paths:  # A file that replaces one of these later is not read.
             with storage_errors(file):
                 self._open(file)
+        self._paths: Final = files.paths
+
+    def version(self) -> bytes:
+        """What differs if one of the files may have been written since."""
+        return version_of(self._paths)
 
 
 def _tree(path: FilePath, memory: Allowance) -> tuple[FlatTree, bytes]:

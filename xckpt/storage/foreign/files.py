@@ -75,12 +75,12 @@ class OpenFile:
         return self.most_bytes
 
     def state(self) -> bytes:
-        """A value that changes with its contents: size and times of change.
+        """A value that changes with its contents, as a rule: size and time of change.
 
-        Programs may set the first time, as a copy that keeps it does, and not the second.
+        It is equal in a copy that keeps the time; see `xckpt.storage.foreign.versions`.
         """
         status = os.fstat(self.descriptor)
-        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}".encode()
+        return f"{status.st_size} {status.st_mtime_ns}".encode()
 
     def head(self, count: int) -> bytes:
         """Its first bytes; fewer if it has no more."""
