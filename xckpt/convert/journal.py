@@ -19,11 +19,17 @@ from typing import Final
 
 import msgspec
 
+from xckpt.core.text.printable import printable
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.commit.folder import LEFTOVER, journals
 from xckpt.storage.location import storage_errors
 
 logger: Final = logging.getLogger("xckpt")
+
+BEGINS_ANEW: Final = (
+    "%s: the conversion begins anew: an earlier one had another source, mapping or options, or a "
+    "file of the source has been written, moved, linked or given other permissions since"
+)
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
 
@@ -69,8 +75,8 @@ def noted_units(staged: Path, digest: bytes) -> dict[int, bytes]:
     return reports
 
 
-def tell_of_others(staged: Path, digest: bytes, place: object) -> None:
-    """Log a warning if what an earlier conversion has written there is not gone on with.
+def warn_of_others(staged: Path, digest: bytes, place: object) -> None:
+    """Log a warning if the conversion does not go on with what an earlier one has written.
 
     Args:
         staged: the staging folder.
@@ -79,11 +85,7 @@ def tell_of_others(staged: Path, digest: bytes, place: object) -> None:
     """
     found = journals(staged) if staged.parent.is_dir() else []
     if {known for path in found if (known := read_journal(path)[0])} - {digest}:
-        logger.warning(
-            f"{place}: the conversion begins anew: an earlier one had another source, mapping or "
-            f"options, or a file of the source has been written, moved, linked or given other "
-            f"permissions since"
-        )
+        logger.warning(BEGINS_ANEW, printable(str(place)))
 
 
 class Journal:

@@ -36,18 +36,18 @@ _SIBLINGS = {
 }
 """End of a weight's name -> what stands in its place in the name of its scales (GPTQ, LLM.int8,
 MXFP4, compressed tensors, ComfyUI, quanto, torchao, AQT)."""
-_NARROW: Final = re.compile(r"float[468]_")
-"""Floating-point types of at most 8 bits, in which weights alone are rarely stored."""
+FEW_BITS: Final = ("float4", "float6", "float8")
+"""Beginnings of the floating-point types in which weights are rarely stored without scales."""
 _PACKED: Final = re.compile(r"u?int(2|4|8|32)")
 _WEIGHT: Final = re.compile(r"(.*_)?(q?weights?|kernel|w|w_q|qdata|qvalue|blocks|codes)")
 """What a leaf of integers is called that are a weight's."""
-_SCALE: Final = re.compile(r"q?scales?|scaling|absmax|amax|scb")
-_CALLED: Final = re.compile(r"scal(e|ing)|absmax|amax|scb", re.IGNORECASE)
-"""Part of the name of any scale."""
+_SCALE: Final = re.compile(r"q?scales?|scaling|absmax|amax|scb", re.IGNORECASE)
+"""A word in the name of any scale."""
 _WORDS: Final = re.compile(
-    r"q?scales?|scaling|factor|absmax|amax|scb|inv|\d|weights?|inputs?|outputs?|act|activations?|block|group|"
-    r"global|local|tensor|channel|row|col|wise|double|quant|dequant"
+    rf"{_SCALE.pattern}|factor|inv|\d|weights?|inputs?|outputs?|act|activations?|block|group|global|"
+    "local|tensor|channel|row|col|wise|double|quant|dequant"
 )
+"""The words in the name of a scale of no other leaf."""
 
 
 def scaled_weights(dtypes: Mapping[str, str]) -> dict[str, str]:
@@ -63,10 +63,10 @@ def scaled_weights(dtypes: Mapping[str, str]) -> dict[str, str]:
         >>> scaled_weights({"fc/kernel": "float8_e4m3fn", "fc/qscale": "float32"})
         {'fc/kernel': 'fc/qscale'}
     """
-    called = {name for name in dtypes if _CALLED.search(name)}
+    called = {name: dtype for name, dtype in dtypes.items() if _SCALE.search(name)}
     if not called:  # as in most models
         return {}
-    scales = _scales_by_module(dtypes)
+    scales = _scales_by_module(called)
     found: dict[str, str] = {}
     for name, dtype in dtypes.items():
         candidates = [f"{name}{ending}" for ending in _ENDINGS]
@@ -74,7 +74,7 @@ def scaled_weights(dtypes: Mapping[str, str]) -> dict[str, str]:
             if name.endswith(end):
                 candidates += [name.removesuffix(end) + other for other in others]
         beside = next((each for each in candidates if each in called and each != name), None)
-        if beside is None and (_NARROW.match(dtype) or _is_packed(name, dtype)):
+        if beside is None and (dtype.startswith(FEW_BITS) or _is_packed(name, dtype)):
             beside = _beside(name, scales)
         if beside is not None:
             found[name] = beside

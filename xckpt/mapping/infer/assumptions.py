@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from xckpt.core.targets.scaled import scaled_weights
+from xckpt.core.targets.scaled import FEW_BITS, scaled_weights
 from xckpt.mapping.infer.align import SAME_ORDER, Pair
 from xckpt.mapping.infer.contraries import contrary, derived
 from xckpt.mapping.infer.leaves import CONCEPTS, PARTS, Components, ModelLeaf
@@ -47,8 +47,6 @@ OF_A_LAYER = ("weight", "bias")
 """Roles of the leaves of a layer."""
 OF_HEADS = ("query", "key", "value", "out")
 """Concepts of the modules whose axis of heads is cut in one way only."""
-FEW_BITS = ("float4", "float6", "float8")
-"""Beginnings of the dtypes that are stored with scales."""
 GATE_WORDS = frozenset(word for word, concept in CONCEPTS.items() if concept == "gate")
 """Words for the gate of an MLP; ``gate`` is also what routers are called."""
 UPWARDS = frozenset(("up", "ups"))

@@ -16,12 +16,12 @@ from xckpt.storage.location import storage_errors
 
 
 def version(file: RangeFile) -> bytes:
-    """A value that changes whenever an open file is written; another in a copy of it."""
+    """A value that changes whenever an open file is written; a copy of the file has another."""
     return _local(os.fstat(file.descriptor)) if isinstance(file, OpenFile) else file.state()
 
 
 def version_of(paths: Iterable[FilePath]) -> bytes:
-    """A value that changes whenever one of some files is written; another in a copy of them.
+    """A value that changes whenever one of some files is written; copies of them have another.
 
     Raises:
         StorageError: a storage refused.
