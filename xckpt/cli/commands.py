@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from xckpt.cli import end_interrupted, is_interrupt
-from xckpt.cli.arguments import as_json, path_argument
+from xckpt.cli.arguments import as_json, box_of, path_argument
 from xckpt.cli.choose import no_such_leaf
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.compare import diff_command
@@ -240,14 +240,11 @@ def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box
     """A leaf with the chunks that a slice of it reads."""
     from msgspec.structs import replace
 
-    from xckpt.cli.report import parse_box, reading
+    from xckpt.cli.report import reading
 
     if leaf is None or leaf.shape is None:
         raise click.UsageError("--box takes a slice of a tensor: name one as LEAF")
-    try:
-        box = parse_box(slice_, leaf.shape)
-    except ValueError as error:
-        raise click.UsageError(f"--box: {error}") from error
+    box = box_of(slice_, leaf.shape)
     return replace(leaf, reading=reading(leaf, box)), box
 
 

@@ -1,6 +1,6 @@
 """Elements of a leaf: the commands `xckpt cat`, `xckpt head` and `xckpt stats`.
 
-1. A leaf is opened by its name (`_leaf`), a part of it is a box (`parse_box`).
+1. A leaf is opened by its name (`_leaf`), a part of it is a box (`box_of`).
 2. Into a pipe `cat` writes the elements' bytes in C order, a slab after the other; on a terminal it
    prints numbers: all of a small part, or only the edges of a large one; nothing else is read then.
 3. `stats` reads all of each tensor once, a slab at a time.
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, TypeGuard
 
 import click
 
-from xckpt.cli.arguments import as_json, path_argument, patterns_argument
+from xckpt.cli.arguments import as_json, box_of, path_argument, patterns_argument
 from xckpt.cli.choose import chosen, no_such_leaf
+from xckpt.cli.listing import shape_text
 from xckpt.cli.output import Failure, print_json, progress_bar, say
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def cat(path: str, leaf: str, slice_: str | None, raw: bool | None, as_json: boo
     if not _is_tensor(stored):
         _print_value(stored, slice_, raw)
     elif raw:
-        _write(stored, _part(stored, slice_))
+        _write(stored, box_of(slice_, stored.shape))
     else:
-        click.echo(_text(stored, _part(stored, slice_)))
+        click.echo(_text(stored, box_of(slice_, stored.shape)))
 
 
 @click.command()
@@ -72,7 +73,7 @@ def head(path: str, leaf: str, rows: int, as_json: bool) -> None:
     elif not _is_tensor(stored):
         _print_value(stored, None, False)
     else:
-        click.echo(_text(stored, _part(stored, f":{rows}" if stored.shape else None)))
+        click.echo(_text(stored, box_of(f":{rows}" if stored.shape else None, stored.shape)))
 
 
 @click.command()
@@ -141,21 +142,12 @@ def _is_tensor(leaf: object) -> TypeGuard[StoredArray]:
     return isinstance(leaf, StoredArray)
 
 
-def _part(stored: StoredArray, slice_: str | None) -> Box:
-    from xckpt.cli.report import parse_box
-
-    try:
-        return parse_box(slice_ or "", stored.shape)
-    except ValueError as error:
-        raise click.UsageError(f"--box: {error}") from error
-
-
 def _print_json(name: str, leaf: object, slice_: str | None) -> None:
     """A part of a tensor, or a Python value, as JSON."""
     if _is_tensor(leaf):
         from xckpt.cli.render.numbers import elements_document
 
-        print_json(elements_document(leaf, _part(leaf, slice_)))
+        print_json(elements_document(leaf, box_of(slice_, leaf.shape)))
         return
     if slice_ is not None:
         raise click.UsageError(NO_BOX)
@@ -192,5 +184,4 @@ def _text(stored: StoredArray, box: Box) -> str:
     from xckpt.storage.contents.outline import outline
 
     width = get_terminal_size().columns - 1
-    shape = ", ".join(map(str, box.sizes))
-    return f"{outline(stored, box, width)}\n{stored.dtype} [{shape}]"
+    return f"{outline(stored, box, width)}\n{stored.dtype} {shape_text(box.sizes)}"

@@ -17,7 +17,7 @@ import click
 
 from xckpt.cli.arguments import PATH, as_json
 from xckpt.cli.collector import collector_at_rest
-from xckpt.cli.output import Fault, print_json, progress_bar, say
+from xckpt.cli.output import Fault, print_json, progress_bar, say, unwritable
 
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
@@ -287,7 +287,7 @@ def _write(mapping: LeafMapping, output: str) -> None:
     try:
         mapping.to_file(output)
     except OSError as error:
-        raise click.UsageError(f"{output} cannot be written: {error.strerror}") from error
+        raise unwritable(output, error) from error
 
 
 @contextmanager

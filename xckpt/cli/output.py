@@ -73,6 +73,16 @@ class Failure(click.ClickException):
             click.echo(message, file=file, err=file is None)
 
 
+def unwritable(file: str, error: OSError) -> click.UsageError:
+    """The error about the file of ``--output`` that the system refuses.
+
+    Example:
+        >>> print(unwritable("a.toml", OSError(13, "Permission denied")))
+        a.toml cannot be written: Permission denied
+    """
+    return click.UsageError(f"{file} cannot be written: {error.strerror}")
+
+
 class Fault(Failure):
     """The answer is no: what is wrong, a line for each problem, exit code 1."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from xckpt.cli.arguments import PATH, as_json, path_argument
-from xckpt.cli.output import Failure, print_json, progress_bar, say
+from xckpt.cli.output import Failure, print_json, progress_bar, say, unwritable
 from xckpt.errors import XckptError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _write(view: CheckpointView, output: str, leaf: str | None) -> None:
     except XckptError:
         raise  # some are OSErrors or ValueErrors too, about the checkpoint and not the output
     except OSError as error:
-        raise click.UsageError(f"{output} cannot be written: {error.strerror}") from error
+        raise unwritable(output, error) from error
     except ValueError as error:
         message = str(error).replace("save(file, leaf=name)", "add --leaf NAME")
         raise click.UsageError(message) from error

@@ -17,6 +17,7 @@ from typing import Final
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.text.printable import in_few
 from xckpt.errors import NotACheckpointError, PathError
+from xckpt.formats.dcp.keys import METADATA_FILE
 from xckpt.formats.orbax.tree import looks_like_orbax
 from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
@@ -148,7 +149,7 @@ def _of_folder(folder: FilePath) -> str | None:
         return None  # A pipe would have to be waited for.
     entries = list(folder.iterdir())
     names = {entry.name for entry in entries}
-    if ".metadata" in names:
+    if METADATA_FILE in names:
         return "dcp"
     if looks_like_orbax(folder):
         return "orbax"

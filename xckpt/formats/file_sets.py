@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from xckpt.core.text.printable import in_few
 from xckpt.errors import (
     RESTORE,
     CorruptCheckpointError,
@@ -78,7 +79,7 @@ def find_files(path: FilePath, suffix: str, memory: Allowance | None = None) -> 
             )
         return found
     if len(indexes) > 1 or not files:
-        names = ", ".join(each.name for each in indexes[:5]) or "none"
+        names = in_few([each.name for each in indexes]) or "none"
         raise NotACheckpointError(
             f"{path}: one index or some {suffix} files are needed; indexes found: {names}"
         )
@@ -92,18 +93,17 @@ def _check_series(folder: FilePath, files: list[FilePath], suffix: str) -> None:
     numbered = [_numbered(file.name, suffix) for file in files]
     series = {(match[1], match[3]) for match in numbered if match}
     if len(series) != 1 or None in numbered:
-        some = ", ".join(file.name for file in files[:5])
         raise NotACheckpointError(
             f"{folder} holds {len(files)} {suffix} files and no index that says which belong "
-            f"together ({some}{', ...' if len(files) > 5 else ''}); give the path of one"
+            f"together ({in_few([file.name for file in files])}); give the path of one"
         )
     [(stem, count)] = series
     present = {int(match[2]) for match in numbered if match}
     missing = sorted(set(range(1, int(count) + 1)) - present)
     if missing:
-        some = ", ".join(f"{stem}-{n:05d}-of-{count}{suffix}" for n in missing[:5])
+        names = [f"{stem}-{n:05d}-of-{count}{suffix}" for n in missing]
         raise CorruptCheckpointError(
-            f"{folder}: files of {int(count)} are missing: {some}; {RESTORE}"
+            f"{folder}: files of {int(count)} are missing: {in_few(names)}; {RESTORE}"
         )
 
 

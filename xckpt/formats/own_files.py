@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Final, cast
 
 from xckpt.errors import NotACheckpointError, StorageError
+from xckpt.formats.dcp.keys import METADATA_FILE
 from xckpt.formats.dcp.metadata import MAX_BYTES, parse
 from xckpt.formats.detect import detect
 from xckpt.formats.file_sets import Files, find_files
 from xckpt.formats.orbax.files import files_below, orbax_files
 from xckpt.formats.safetensors.source import SUFFIX
+from xckpt.formats.sink import other_names
 from xckpt.formats.torch_save.source import find_saved
 from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.chunks.file_checks import status_problem
@@ -60,8 +62,8 @@ class OwnFiles:
             return f"it is not a checkpoint of the format {self.format}"
         if there.format != self.format:
             return f"it is a checkpoint of the format {there.format}, not {self.format}"
-        other = [] if there.single else sorted(set(files_below(path)) - set(there.files))
-        return f"it holds other files: {', '.join(each.name for each in other[:5])}" * bool(other)
+        others = () if there.single else set(files_below(path)) - set(there.files)
+        return other_names(each.name for each in others)
 
 
 def own_files(path: str | os.PathLike[str]) -> OwnFiles:
@@ -175,7 +177,7 @@ def _of_torch(place: Path) -> tuple[Path, tuple[Path, ...]]:
 
 
 def _of_dcp(place: Path) -> tuple[Path, tuple[Path, ...]]:
-    metadata = place / ".metadata"
+    metadata = place / METADATA_FILE
     described = parse(read_whole(metadata, MAX_BYTES))
     places = [where for tensor in described.tensors.values() for where in tensor.places]
     names = dict.fromkeys(where.file for where in (*places, *described.objects.values()))

@@ -191,14 +191,14 @@ def _nearly(name: str, idle: Sequence[Rule]) -> str:
 def _source_faults(
     resolved: ResolvedMapping, failed: Sequence[Rule], all_used: bool
 ) -> Iterator[str]:
-    unused, uses, told = set(resolved.unused), _uses(resolved), 0
+    unused, uses, shown = set(resolved.unused), _uses(resolved), 0
     for name, spec in resolved.sources.items():
         if name in unused:
             if not all_used:
                 continue
-            idle = resolved.idle if told < SHOWN_PROBLEMS else ()
+            idle = resolved.idle if shown < SHOWN_PROBLEMS else ()
             yield f"source {name!r}: no rule uses {_whole(spec)}{_nearly(name, idle)}"
-            told += 1
+            shown += 1
             continue
         users = uses.get(name, [])
         fault = copies_fault(spec.shape, [copy.turned() for copy, _ in users])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.box_lookup import intersect
+from xckpt.core.text.printable import in_few
 from xckpt.errors import MappingError
 from xckpt.mapping.match import RuleInstance, match_rules
 from xckpt.mapping.operations import Constant
@@ -188,9 +189,8 @@ def _where(instance: RuleInstance, leaves: Mapping[str, Traced]) -> str:
     """The indices of an instance and the leaves that it takes, each with its box."""
     values = ", ".join(f"{name} = {value}" for name, value in instance.values.items())
     names = [name for by_key in instance.sources for name in by_key.values()]
-    shown = [f"{name!r} {Box.whole(leaves[name].shape)}" for name in names[:SHOWN_LEAVES]]
-    more = f" and {len(names) - SHOWN_LEAVES} more" if len(names) > SHOWN_LEAVES else ""
-    taken = f" on {', '.join(shown)}{more}" if names else ""
+    shown = [f"{name!r} {Box.whole(leaves[name].shape)}" for name in names]
+    taken = f" on {in_few(shown, SHOWN_LEAVES)}" if names else ""
     return f" at {values}{taken}" if values else taken
 
 

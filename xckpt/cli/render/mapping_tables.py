@@ -42,7 +42,7 @@ def made_table(leaves: Sequence[Mapping[str, Any]]) -> RenderableType:
         )
         for leaf in leaves
     ]
-    return _titled(f"{len(rows)} leaves", ("target", "tensor", "made of", "rule"), rows)
+    return _titled(counted(len(rows), "tensor"), ("target", "tensor", "made of", "rule"), rows)
 
 
 def inference_tables(inference: Inference) -> Iterator[RenderableType]:

@@ -21,10 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.core.tree import flatten, unflatten
 from xckpt.errors import ManifestError, PlanError, TreeMismatchError
+
+METADATA_FILE: Final = ".metadata"
+"""The file that describes a DCP folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from xckpt.errors import (
     TreeMismatchError,
     UnsupportedLeafError,
 )
-from xckpt.formats.dcp.keys import StoredObject, stored_objects
+from xckpt.formats.dcp.keys import METADATA_FILE, StoredObject, stored_objects
 from xckpt.formats.dcp.metadata import FILESYSTEM, METADATA, DCPMetadata, StoredTensor
 from xckpt.formats.sink import Contents, TensorSink, other_files, value_problems
 from xckpt.formats.source import Opaque, user_of
@@ -46,7 +46,6 @@ from xckpt.storage.location import storage_errors
 
 CHUNK_BYTES: Final = 1 << 25
 """Target for a chunk, bytes: a file."""
-METADATA_FILE: Final = ".metadata"
 
 _VERSION: Final = "1.0.0"
 """torch's own version of the schema."""

@@ -33,7 +33,7 @@ from xckpt.errors import (
     UnsupportedLeafError,
     naming,
 )
-from xckpt.formats.dcp.keys import keys_below
+from xckpt.formats.dcp.keys import METADATA_FILE, keys_below
 from xckpt.formats.dcp.metadata import DCPMetadata, parse
 from xckpt.formats.source import Opaque
 from xckpt.formats.torch_save.archive import Archive, Where
@@ -91,7 +91,7 @@ class DCPSource(MappedSource):
         memory = Allowance.of(options)
         folder = find_path(path)
         data = _read_metadata(folder, memory)
-        with naming(folder / ".metadata"):
+        with naming(folder / METADATA_FILE):
             described = parse(data, memory)
         leaves = _read_entries(folder, described, opaque or skip_objects, memory)
         if skip_objects:
@@ -110,7 +110,7 @@ class DCPSource(MappedSource):
         which a save writes last.
         """
         local = isinstance(self.path, Path)
-        return version_of(entries_in(self.path) if local else [self.path / ".metadata"])
+        return version_of(entries_in(self.path) if local else [self.path / METADATA_FILE])
 
 
 def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
@@ -121,9 +121,10 @@ def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
         ManifestError: it is absurdly long.
         StorageError: it cannot be read.
     """
-    path = folder / ".metadata"
+    path = folder / METADATA_FILE
     if not path.is_file():
-        own = [part.name for part in entries_in(folder, ".metadata") if part.name.startswith("__")]
+        parts = [part.name for part in entries_in(folder, METADATA_FILE)]
+        own = [name for name in parts if name.startswith("__")]
         hint = (
             f"it holds {', '.join(own[:3])}, which each rank wrote for itself (use_collectives="
             f"False); such folders are not read"

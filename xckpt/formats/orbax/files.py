@@ -17,6 +17,7 @@ from typing import Final, cast
 
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import ManifestError, NotACheckpointError
+from xckpt.formats.dcp.keys import METADATA_FILE
 from xckpt.formats.orbax.step import find_item, json_file
 from xckpt.formats.orbax.tree import (
     ARRAY_METADATA,
@@ -55,7 +56,8 @@ def orbax_files(place: Path) -> tuple[Path, ...]:
     arrays = set(_of_arrays(item))
     folders = {*_of_database(item), *(() if item == place else _of_items(place, item))}
     below = files_below(place)
-    others = {file.parent for file in below if file.name in (MANIFEST, ".metadata")} - {place, item}
+    foreign = {file.parent for file in below if file.name in (MANIFEST, METADATA_FILE)}
+    others = foreign - {place, item}
     marks = [place / CHECKPOINT, item / TREE]
     own = (
         file

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import UnsupportedLeafError
+from xckpt.formats.dcp.keys import METADATA_FILE
 from xckpt.formats.orbax.files import files_below, orbax_files
 from xckpt.formats.orbax.tree import (
     ARRAY_METADATA,
@@ -192,7 +193,7 @@ def _name_problems(names: Mapping[str, str]) -> Iterator[str]:
     """Names that are not paths, and arrays whose folders would lie in each other."""
     own = {TREE, CHECKPOINT, STRINGS, "_sharding", ARRAY_METADATA, "commit_success.txt"}
     # By these the folder would be taken for a checkpoint of xckpt, or of torch's DCP.
-    reserved = {*own, MANIFEST, ".metadata"}
+    reserved = {*own, MANIFEST, METADATA_FILE}
     places = set(names.values())
     for name, flat in names.items():
         if not name or "" in keys_of(name):

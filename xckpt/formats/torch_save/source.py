@@ -29,6 +29,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.names import join_keys
+from xckpt.core.text.printable import in_few
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.errors import NotACheckpointError, UnsafePickleError, UnsupportedLeafError, naming
 from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
@@ -65,7 +66,7 @@ def find_saved(path: FilePath, memory: Allowance | None = None) -> Files:
         raise NotACheckpointError(f"{path} is neither a file nor a folder")
     files = [each for each in entries_in(path, *SUFFIXES) if each.is_file()]
     if len(files) != 1:
-        some = ", ".join(each.name for each in files[:5]) or "none"
+        some = in_few([each.name for each in files]) or "none"
         raise NotACheckpointError(
             f"{path}: neither {WEIGHTS} nor a single file of torch.save is there; found: {some}; "
             f"give the path of one"

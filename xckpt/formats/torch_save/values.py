@@ -26,6 +26,7 @@ from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.memory import RAISE
 from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.text.arguments import named
+from xckpt.core.tree import DEEPEST
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.strided_ranges import FileTensor
 from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load
@@ -37,8 +38,6 @@ MOST_PARTS: Final = 1_000_000
 """Most parts of a value: a pickle of some bytes can refer to one list a million times."""
 PART_BYTES: Final = 512
 """Bytes of memory of a part, which is a leaf: its name, its place in the tree, its description."""
-DEEPEST: Final = 64
-"""Most containers around a value."""
 
 # fmt: off
 DTYPE_NAMES: Final = (
