@@ -228,6 +228,21 @@ def test_an_unseen_failure_fails_the_next_save(tmp_path: Path, again: Callable[.
     assert number_of(tmp_path / "b") == 2
 
 
+def test_an_unseen_failure_waits_while_the_next_save_has_no_connections(tmp_path: Path) -> None:
+    """It was lost: neither raised nor logged."""
+
+    class Unconnected(xckpt.LocalGroup):
+        def in_background(self) -> xckpt.LocalGroup:
+            raise OSError("no connections")
+
+    saving = unseen_failure(tmp_path / "a")
+    with pytest.raises(OSError, match="no connections"):
+        xckpt.save_async(tmp_path / "b", state(2), group=Unconnected())
+    with pytest.raises(CheckpointExistsError) as caught:
+        xckpt.save(tmp_path / "b", state(2))
+    assert caught.value is saving.exception()
+
+
 def test_a_timeout_of_the_user_passes_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

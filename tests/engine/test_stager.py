@@ -172,6 +172,29 @@ def test_memory_that_only_its_framework_can_read() -> None:
     assert (device == np.full((2, 2), 3, "int16")).all() and (host == 1).all()
 
 
+@pytest.mark.parametrize("refused", ["build", "wait"])
+def test_what_a_framework_copies_is_waited_for_after_a_failure(refused: str) -> None:
+    """It could go on to write into memory that was kept for the next copy, or freed."""
+    waited: list[str] = []
+
+    def wait(name: str) -> None:
+        waited.append(name)
+        if name == refused:
+            raise OSError("no answer")
+
+    def build(_: object) -> None:
+        if refused == "build":
+            raise OSError("no memory")
+
+    remote = [
+        RemotePart((2,), np.dtype("int16"), lambda _: None, lambda name=name: wait(name))
+        for name in ("wait", "other", "last")
+    ]
+    with pytest.raises(OSError, match="no "):
+        HostCopies(fresh).copy(remote, build)
+    assert sorted(waited) == ["last", "other", "wait"]
+
+
 def test_kept_memory_is_used_again_for_the_same_and_for_other_parts() -> None:
     regions: list[NDArray[np.uint8]] = []
 

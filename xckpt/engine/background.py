@@ -2,9 +2,9 @@
 
 `begin` is what ``save_async`` does once it knows how to save:
 
-1. Wait for the save in flight (`settle`). An unseen error of an earlier save fails every rank.
-2. Give the group connections of its own (`BackgroundGroup`): from now on the caller's thread may
+1. Give the group connections of its own (`BackgroundGroup`): from now on the caller's thread may
    use its process group for training.
+2. Wait for the save in flight (`settle`). An unseen error of an earlier save fails every rank.
 3. Start a thread that will save (`_SaveThread`) and stage the state in the caller's. A failure of
    the stager travels with the ranks' plans: every rank raises, and nothing is committed.
 4. Let the thread go on. `SaveFuture` says how the save ended.
@@ -226,8 +226,8 @@ def begin(
         XckptError: an earlier save failed, and its result was never asked for; or this one did,
             and the interpreter is ending.
     """
-    failure = settle(group)
     background = group.in_background() if isinstance(group, BackgroundGroup) else group
+    failure = settle(group)
     status = SaveInFlight(where, group.rank, group.size, beginner=threading.get_ident())
     staged: Future[None] = Future()
     spare = None

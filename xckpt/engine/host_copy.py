@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread
@@ -146,19 +147,17 @@ class HostCopies:
         keyed = [(part, _key(part)) for part in parts]
         plan = self._plan_for(keyed)
         region = self._memory(plan.size)
-        remote: list[RemotePart] = []
-        for block in plan.blocks:
-            if isinstance(block.source, RemotePart):
-                block.source.start(_in_order(region, block.offset, block.source))
-                remote.append(block.source)
-        result = _run(
-            list(_copies(plan, region, new=not self._touched)),
-            lambda: build([_view(part, key, plan, region) for part, key in keyed]),
-            threads=_threads_for(plan.size),
-        )
-        self._touched = True
-        for source in remote:
-            source.wait()
+        with ExitStack() as begun:  # after a failure, too: nothing may write kept memory after it
+            for block in plan.blocks:
+                if isinstance(block.source, RemotePart):
+                    block.source.start(_in_order(region, block.offset, block.source))
+                    begun.callback(block.source.wait)
+            result = _run(
+                list(_copies(plan, region, new=not self._touched)),
+                lambda: build([_view(part, key, plan, region) for part, key in keyed]),
+                threads=_threads_for(plan.size),
+            )
+            self._touched = True
         return result
 
     def prepare(self, parts: Sequence[Part]) -> None:
