@@ -152,6 +152,20 @@ def test_a_copy_whose_source_claims_much_deletes_what_it_wrote(
     assert not bucket.objects and len(bucket.taken()) < 100
 
 
+def test_a_copy_within_a_bucket_whose_source_claims_much_ends_at_the_first_gap(
+    bucket: CountedBucket, tmp_path: Path
+) -> None:
+    """It listed all claimed keys in memory, asked for a copy of each, and deleted each."""
+    claim_chunks(tmp_path / "claims", 1 << 17, 16 << 17)
+    for path in filter(Path.is_file, (tmp_path / "claims").rglob("*")):
+        key = f"a/{path.relative_to(tmp_path / 'claims')}"
+        bucket.objects[key] = (f'"{key}"', path.read_bytes())
+    before = dict(bucket.objects)
+    with pytest.raises(xckpt.CorruptCheckpointError, match="w/c/0: it is missing"):
+        xckpt.copy("s3://bucket/a", "s3://bucket/x", options=LoadOptions(concurrency=4))
+    assert bucket.objects == before and len(bucket.taken()) < 100
+
+
 def test_a_copy_that_fails_leaves_nothing(bucket: CountedBucket) -> None:
     xckpt.save("s3://bucket/a", STATE, options=SMALL)
     before = set(bucket.objects)

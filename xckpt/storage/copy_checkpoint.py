@@ -16,7 +16,7 @@ import logging
 import os
 import posixpath
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -94,6 +94,8 @@ def copy_checkpoint(
         manifest = parse(data, digest_bytes)
     seen = _identity(source, manifest, data)
     staging = begin(target, overwrite=overwrite, planned=manifest)
+    if isinstance(staging, KeyStaging):
+        staging.begun = 0
     try:
         with storage_errors(target):
             staging.location.make_folder()
@@ -117,21 +119,16 @@ def _copy_objects(
     manifest: Manifest, source: Location, staging: Staging, options: LoadOptions
 ) -> None:
     target = staging.location
-    _note_begun(staging, 0)
     Digests(source, count_chunks(manifest), manifest.digests).require()
     packs = _packs(manifest, source)
     progress = ProgressCounter(object_bytes(manifest) + PACK_BYTES * len(packs), options.progress)
-    objects = chain(object_sizes(manifest), ((key, PACK_BYTES) for key in packs))
+    planned = chain(object_sizes(manifest), ((key, PACK_BYTES) for key in packs))
+    objects = _counted(planned, staging)
     if source.folder is not None:
         objects = _plain(objects, manifest, source)
         if target.folder is not None:
             _link_objects(objects, source.folder, target.folder, progress)
             return
-    inside = source.is_in_bucket_of(target)
-    if inside:
-        _note_begun(staging, None)
-        objects = _copy_there(list(objects), source, target, progress)
-    objects = _held(objects, source, options.memory_bytes)
     from_store, to_store = open_store(source), open_store(target)
 
     def copy(key: str, size: int) -> None:
@@ -141,18 +138,23 @@ def _copy_objects(
         answer(to_store.write(key, found.value), target)
         progress.add(size)
 
-    with Pool(threads=THREADS, budget=options.memory_bytes) as pool:
-        for number, (key, size) in enumerate(objects, 1):
+    with contextlib.ExitStack() as opened:
+        if source.is_in_bucket_of(target):
+            left = _copy_there(objects, source, target, progress)
+            objects = opened.enter_context(contextlib.closing(left))
+        pool = opened.enter_context(Pool(threads=THREADS, budget=options.memory_bytes))
+        for key, size in _held(objects, source, options.memory_bytes):
             if pool.failed:
                 break  # there may be billions of others
-            _note_begun(staging, None if inside else number)
             pool.submit(partial(copy, key, size), size)
 
 
-def _note_begun(staging: Staging, number: int | None) -> None:
-    """Say how many objects may have been written; None for all. A failure removes no others."""
-    if isinstance(staging, KeyStaging):
-        staging.begun = number
+def _counted(objects: Iterable[tuple[str, int]], staging: Staging) -> Iterator[tuple[str, int]]:
+    """The objects; each is noted before it may be written, and a failure removes no others."""
+    for number, each in enumerate(objects, 1):
+        if isinstance(staging, KeyStaging):
+            staging.begun = number
+        yield each
 
 
 def _plain(
@@ -191,12 +193,12 @@ def _held(
 
 
 def _copy_there(
-    objects: Sequence[tuple[str, int]],
+    objects: Iterable[tuple[str, int]],
     source: Location,
     target: Location,
     progress: ProgressCounter,
-) -> list[tuple[str, int]]:
-    """Have the bucket of both places copy objects; those that it has not copied.
+) -> Iterator[tuple[str, int]]:
+    """Have the bucket of both places copy objects; those that it has not copied, empty ones too.
 
     Raises:
         CorruptCheckpointError: an object is missing.
@@ -205,32 +207,34 @@ def _copy_there(
         bucket = ServerSide(target)
     except StorageError as error:
         logger.info("%s: the bucket is not asked to copy: %s", target, error)
-        return list(objects)
-    left: list[tuple[str, int]] = []
-    problem = last = ""
+        yield from objects
+        return
+    is_seen = is_told = False
     with contextlib.closing(bucket):
         begun = (
             (key, size, bucket.copy(*(posixpath.join(at.path, key) for at in (source, target))))
             for key, size in objects
         )
         for key, size, asked in _ahead(begun, target.access.concurrency or REQUESTS):
+            problem = ""
             try:
                 answer(asked, source)
             except FileNotFoundError as error:
                 raise not_copied(source.child(key), "missing") from error
             except StorageError as error:
-                problem = problem or f"the bucket does not copy: {error}"
-                left.append((key, size))
+                problem = f"the bucket does not copy: {error}"
             else:
-                progress.add(size)
-                last = key if size else last
-    if last and not _is_there(target, last):
-        problem = "what the bucket has copied is not there; the endpoints may differ"
-        progress.expect(progress.done)
-        left = list(objects)
-    if problem:
-        logger.info("%s: %s; objects are read and written", target, problem)
-    return left
+                is_seen = is_seen or (size > 0 and _is_there(target, key))
+                if is_seen:
+                    progress.add(size)
+                    continue
+                if size:
+                    bucket.close()
+                    problem = "what the bucket has copied is not there; the endpoints may differ"
+            if problem and not is_told:
+                logger.info("%s: %s; objects are read and written", target, problem)
+                is_told = True
+            yield key, size
 
 
 def _is_there(target: Location, key: str) -> bool:
