@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.targets.scaled import scaled_weights
+from xckpt.core.targets.scaled import cast_with_scales
 from xckpt.errors import MappingError
 from xckpt.formats.detect import open_source
 from xckpt.formats.source import TensorSource
@@ -166,8 +166,8 @@ def require_lossless(resolved: ResolvedMapping, wanted: Mapping[str, TensorSpec]
 
 
 def _scaled(resolved: ResolvedMapping) -> dict[str, str]:
-    """The weights of the source that are stored with scales, and these."""
-    return scaled_weights({name: spec.dtype for name, spec in resolved.sources.items()})
+    """The weights of the source that are not to be cast without their scales, and these."""
+    return cast_with_scales({name: spec.dtype for name, spec in resolved.sources.items()})
 
 
 def _lost_scales(resolved: ResolvedMapping, targets: Mapping[str, TensorSpec]) -> Iterator[str]:

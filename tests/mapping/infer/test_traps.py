@@ -568,6 +568,21 @@ def test_a_scale_that_is_no_weights_is_none(name: str, tmp_path: Path) -> None:
     assert (loaded[name] == 1).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_a_weight_of_more_than_8_bits_is_cast_beside_a_scale(dtype: str, tmp_path: Path) -> None:
+    """It was refused, though nothing says that its numbers are not the weights."""
+    weight = np.full((4, 4), 1.5).astype(dtype if dtype != "bfloat16" else ml_dtypes.bfloat16)
+    xckpt.save(tmp_path / "a", {"w": weight, "w_scale": np.ones(4, "f4")})
+    to = "float32" if dtype == "bfloat16" else "bfloat16"
+    convert(tmp_path / "a", tmp_path / "b", dtype=to)
+    assert (xckpt.load(tmp_path / "b")["w"] == 1.5).all()
+    like = {"w": np.zeros((4, 4), to if to != "bfloat16" else ml_dtypes.bfloat16)}
+    assert (xckpt.load(tmp_path / "a", like, cast=True, strict=False)["w"] == 1.5).all()
+    rules = LeafMapping([Rule("w", "v")])
+    loaded = xckpt.load(tmp_path / "a", {"v": like["w"]}, mapping=rules, cast=True, strict=False)
+    assert (loaded["v"] == 1.5).all()
+
+
 @pytest.mark.parametrize("name, dtype", [("fc.W_q", "uint8"), ("fc.weight", "int8")])
 def test_integers_with_a_scale_are_a_weight(name: str, dtype: str, tmp_path: Path) -> None:
     """As HQQ has them; a counter beside the scale of a loss is none."""

@@ -84,7 +84,7 @@ def compare(
 def _without_scales(
     targets: Mapping[str, TargetLeaf | None], metadata: Metadata
 ) -> dict[str, Problem]:
-    """Leaf name -> which scales a weight lacks that is cast; see `scaled_weights`."""
+    """Leaf name -> which scales a weight lacks that is cast; see `cast_with_scales`."""
     dtypes = {
         name: stored.properties.dtype
         for name, stored in metadata.state_dict_metadata.items()
@@ -94,7 +94,7 @@ def _without_scales(
     cast = {n: to for n, to in wanted.items() if to and dtypes.get(n, to) != to}
     if not cast:
         return {}
-    from xckpt.core.targets.scaled import scaled_weights  # most loads cast nothing
+    from xckpt.core.targets.scaled import cast_with_scales  # most loads cast nothing
 
     return {
         name: Problem(
@@ -103,7 +103,7 @@ def _without_scales(
             text=f"dtype {dtypes[name]} in the checkpoint, {cast[name]} wanted, but not its "
             f"scales, {scales}: its numbers alone are not the weights; load both, and multiply",
         )
-        for name, scales in scaled_weights(dtypes).items()
+        for name, scales in cast_with_scales(dtypes).items()
         if name in cast and scales not in targets
     }
 

@@ -4,6 +4,7 @@
 2. Beside a weight of at most 8 bits, or one packed into integers, anything of its module counts
    whose name has only words of `_WORDS` and of the weight's own name, a scale among them, if it is
    of a wider type.
+3. A weight of a wider type than 8 bits is cast as it is (`cast_with_scales`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _SIBLINGS = {
 MXFP4, compressed tensors, ComfyUI, quanto, torchao, AQT)."""
 FEW_BITS: Final = ("float4", "float6", "float8")
 """Beginnings of the floating-point types in which weights are rarely stored without scales."""
+_WIDE: Final = ("float16", "bfloat16", "float32", "float64", "complex")
+"""Beginnings of the types in which a weight needs no scales, and scales are stored."""
 _PACKED: Final = re.compile(r"u?int(2|4|8|32)")
 _WEIGHT: Final = re.compile(r"(.*_)?(q?weights?|kernel|w|w_q|qdata|qvalue|blocks|codes)")
 """What a leaf of integers is called that are a weight's."""
@@ -81,12 +84,27 @@ def scaled_weights(dtypes: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def cast_with_scales(dtypes: Mapping[str, str]) -> dict[str, str]:
+    """Those of `scaled_weights` that are not to be cast alone.
+
+    Others are floats of 16 bits or more: a cast rounds them, and what is beside them scales them
+    afterwards as it did before, if it does.
+
+    Example:
+        >>> scales = dict.fromkeys(["w_scale", "v_scale"], "float32")
+        >>> cast_with_scales({"w": "float32", "v": "float8_e4m3fn", **scales})
+        {'v': 'v_scale'}
+    """
+    scaled = scaled_weights(dtypes)
+    return {name: beside for name, beside in scaled.items() if not dtypes[name].startswith(_WIDE)}
+
+
 def _scales_by_module(dtypes: Mapping[str, str]) -> dict[str, list[str]]:
     """Module -> the leaves in it that are called a scale, of a type wider than 8 bits."""
     found: dict[str, list[str]] = {}
     for name, dtype in dtypes.items():
         module, last = _split(name)
-        is_wide = dtype.startswith(("float16", "bfloat16", "float32")) or dtype.endswith("e8m0fnu")
+        is_wide = dtype.startswith(_WIDE) or dtype.endswith("e8m0fnu")
         if is_wide and any(_SCALE.fullmatch(word) for word in _words(last)):
             found.setdefault(module, []).append(name)
     return found
