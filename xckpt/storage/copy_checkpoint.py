@@ -16,7 +16,7 @@ import logging
 import os
 import posixpath
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -197,7 +197,7 @@ def _copy_there(
     source: Location,
     target: Location,
     progress: ProgressCounter,
-) -> Iterator[tuple[str, int]]:
+) -> Generator[tuple[str, int]]:
     """Have the bucket of both places copy objects; those that it has not copied, empty ones too.
 
     Raises:
