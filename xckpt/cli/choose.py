@@ -32,5 +32,10 @@ def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str
 
 
 def no_such_leaf(path: str, names: Iterable[str], name: str) -> Failure:
-    """The failure of a command whose leaf is not there."""
+    """The failure of a command whose leaf is not there.
+
+    Example:
+        >>> print(no_such_leaf("ckpt", ["model/w", "model/b"], "model/v"))
+        ckpt has no leaf 'model/v'; did you mean model/w or model/b?
+    """
     return Failure(no_such_name(name, names, path, "xckpt ls lists the leaves"))

@@ -9,7 +9,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Pause the collection of cycles: with very many leaves it takes a fifth of the time."""
+    """Pause the collection of cycles: with very many leaves it takes a fifth of the time.
+
+    Example:
+        >>> with collector_at_rest():
+        ...     print(gc.isenabled())
+        False
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

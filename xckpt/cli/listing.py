@@ -119,7 +119,16 @@ def _list_steps(path: str, reverse: bool, as_json: bool) -> bool:
 
 
 def listed(manifest: Manifest) -> Iterator[Row]:
-    """A row for each leaf, in the saved order."""
+    """A row for each leaf, in the saved order.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://listed-rows", {"w": np.zeros((2, 3), np.float32), "step": 7})
+        >>> for row in listed(xckpt.open("memory://listed-rows").manifest):
+        ...     print(row)
+        Row(name='w', dtype='float32', shape=(2, 3), bytes=24, stored=True)
+        Row(name='step', dtype='int', shape=None, bytes=0, stored=False)
+    """
     for leaf in manifest.leaves:
         if isinstance(leaf, TensorEntry):
             size = prod(leaf.shape) * item_size(leaf.dtype)
@@ -131,7 +140,13 @@ def listed(manifest: Manifest) -> Iterator[Row]:
 
 
 def in_order(rows: list[Row], sort: str | None, reverse: bool) -> list[Row]:
-    """The rows in one of `ORDERS`, or as they are."""
+    """The rows in one of `ORDERS`, or as they are.
+
+    Example:
+        >>> rows = [Row("a", "int8", (2,), 2, True), Row("b", "int8", (9,), 9, True)]
+        >>> [row.name for row in in_order(rows, "size", reverse=False)]
+        ['b', 'a']
+    """
     ordered = rows if sort is None else sorted(rows, key=ORDERS[sort])
     return ordered[::-1] if reverse else ordered
 
@@ -161,5 +176,12 @@ def shape_text(shape: tuple[int, ...] | None) -> str:
 
 
 def size_text(row: Row) -> str:
-    """A leaf's size; empty for a value that takes none."""
+    """A leaf's size; empty for a value that takes none.
+
+    Example:
+        >>> size_text(Row("w", "int8", (2048,), 2048, True))
+        '2.0 KiB'
+        >>> size_text(Row("step", "int", None, 0, False))
+        ''
+    """
     return readable_bytes(row.bytes) if row.stored else ""

@@ -37,7 +37,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def family_options(command: Command) -> Command:
-    """Add the options of a command that takes a mapping's file or a family's name."""
+    """Add the options of a command that takes a mapping's file or a family's name.
+
+    Example:
+        >>> @family_options
+        ... def command(**options):
+        ...     return options
+        >>> [option.name for option in click.command(command).params]
+        ['config', 'choices', 'inverse']
+    """
     config = click.option(
         "--config",
         metavar="FILE",
@@ -75,6 +83,12 @@ def mapping_argument(
     Raises:
         MappingError: the file is missing or holds no mapping.
         click.UsageError: no such family, or an option that does not fit a file.
+
+    Example:
+        >>> from xckpt.convert import Mapping, Rule
+        >>> Mapping([Rule("a.weight", "a/kernel")]).to_file("rules.toml")
+        >>> print(*mapping_argument("rules.toml", inverse=True).rules)
+        a/kernel -> a.weight
     """
     from xckpt.errors import MappingError
     from xckpt.mapping.mapping import LeafMapping

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def say(line: str) -> None:
-    """Print a line of an answer."""
+    """Print a line of an answer.
+
+    Example:
+        >>> say("model/w: 3 chunks")
+        model/w: 3 chunks
+    """
     click.echo(printable(line))
 
 
@@ -62,7 +67,13 @@ def notices_on_stderr() -> Iterator[None]:
 
 
 class Failure(click.ClickException):
-    """The question could not be answered: a message on stderr, exit code 2."""
+    """The question could not be answered: a message on stderr, exit code 2.
+
+    Example:
+        >>> failure = Failure("ckpt holds no checkpoint; check the path")
+        >>> print(failure.message, failure.exit_code)
+        ckpt holds no checkpoint; check the path 2
+    """
 
     exit_code: ClassVar[int] = UNANSWERED
 
@@ -84,7 +95,14 @@ def unwritable(file: str, error: OSError) -> click.UsageError:
 
 
 class Fault(Failure):
-    """The answer is no: what is wrong, a line for each problem, exit code 1."""
+    """The answer is no: what is wrong, a line for each problem, exit code 1.
+
+    Example:
+        >>> fault = Fault("ckpt is damaged: 1 problem", ["w: a chunk is missing"])
+        >>> print(fault.message, fault.exit_code)
+        ckpt is damaged: 1 problem
+          - w: a chunk is missing 1
+    """
 
     exit_code: ClassVar[int] = 1
 
@@ -93,7 +111,15 @@ class Fault(Failure):
 
 
 def print_json(document: object) -> None:
-    """Print a document of plain values or msgspec structs; a `Problem` is written as its line."""
+    """Print a document of plain values or msgspec structs; a `Problem` is written as its line.
+
+    Example:
+        >>> print_json({"ok": True, "problems": ()})
+        {
+          "ok": true,
+          "problems": []
+        }
+    """
     import msgspec
 
     try:
@@ -105,7 +131,13 @@ def print_json(document: object) -> None:
 
 @contextmanager
 def progress_bar(doing: str) -> Iterator[Callable[[Progress], None]]:
-    """A progress callback: a bar where stderr is a terminal, else a line now and then."""
+    """A progress callback: a bar where stderr is a terminal, else a line now and then.
+
+    Example:
+        >>> from xckpt.progress import Progress
+        >>> with progress_bar("reading") as report:  # quick work shows nothing
+        ...     report(Progress(1, 2))
+    """
     from xckpt.progress_bar import ProgressBar
 
     with ProgressBar(doing) as bar:

@@ -94,7 +94,12 @@ else:  # click 8.2 has no types for it
 
 
 class Duration(_FloatType):
-    """A time in seconds, or with one of the units s, m, h, d and w."""
+    """A time in seconds, or with one of the units s, m, h, d and w.
+
+    Example:
+        >>> Duration().convert("90", None, None), Duration().convert("12h", None, None)
+        (90.0, 43200.0)
+    """
 
     name = "time"
 

@@ -156,7 +156,14 @@ def holdings(report: CheckpointReport) -> str:
 
 
 def narrowed(report: CheckpointReport, name: str) -> CheckpointReport | None:
-    """The part of a report below the leaf or container ``name``; None if there is none."""
+    """The part of a report below the leaf or container ``name``; None if there is none.
+
+    Example:
+        >>> leaves = [LeafReport(n, "value", "int", None, 0, "manifest") for n in ("a/b", "c")]
+        >>> part = narrowed(CheckpointReport("ckpt", 0, 2, 0, 0, None, {}, tuple(leaves)), "a")
+        >>> part.values, part.leaves[0].name
+        (1, 'a/b')
+    """
 
     def inside(other: str) -> bool:
         return other == name or other.startswith(f"{name}/")
@@ -267,7 +274,15 @@ def touched(array: ArrayReport, box: Box) -> Box | None:
 
 
 def reading(leaf: LeafReport, box: Box) -> SliceReport:
-    """What reading a box of a tensor takes: a chunk is read whole, padding included."""
+    """What reading a box of a tensor takes: a chunk is read whole, padding included.
+
+    Example:
+        >>> whole = ArrayReport("w", (0,), (10,), (4,), None, 3)
+        >>> leaf = LeafReport("w", "tensor", "int8", (10,), 10, "regular", (whole,))
+        >>> found = reading(leaf, Box((3,), (2,)))
+        >>> found.chunks_read, found.bytes_read, found.bytes_wanted
+        (2, 8, 2)
+    """
     assert leaf.shape is not None
     elements = prod(leaf.shape)
     item_bytes = leaf.bytes // elements if elements else 0

@@ -159,6 +159,15 @@ def require_lossless(resolved: ResolvedMapping, wanted: Mapping[str, TensorSpec]
 
     Raises:
         MappingError: lists the steps with their bounds.
+
+    Example:
+        >>> from xckpt.mapping.operations import Scale
+        >>> from xckpt.mapping.rule import Rule
+        >>> mapping = LeafMapping([Rule("w", "v", [Scale(3.0)])])
+        >>> require_lossless(mapping.resolve({"w": TensorSpec((2,), "float32")}), {})
+        Traceback (most recent call last):
+        xckpt.errors.MappingError: the mapping is lossy; allow_lossy=True allows it
+          - w -> v: scale 3.0: a value comes back to a relative 2 x 2^-24
     """
     lossy = [f"{each.rule}: {each.operation}: {each.bound}" for each in resolved.lossy]
     if lossy := [*lossy, *_lost_scales(resolved, {**resolved.targets, **wanted})]:
@@ -217,6 +226,11 @@ def cast_floats(resolved: ResolvedMapping, dtype: str) -> ResolvedMapping:
 
     Raises:
         MappingError: a weight has scales beside it, so that another dtype would change it.
+
+    Example:
+        >>> kept = unchanged({"w": TensorSpec((2,), "float32"), "n": TensorSpec((), "int64")})
+        >>> {name: str(spec) for name, spec in cast_floats(kept, "bfloat16").targets.items()}
+        {'w': 'bfloat16[2]', 'n': 'int64[]'}
     """
     if scaled := _scaled(resolved):
         raise MappingError.listing(
@@ -233,7 +247,13 @@ def cast_floats(resolved: ResolvedMapping, dtype: str) -> ResolvedMapping:
 
 
 def cast_target(copy: StridedCopy, before: str, after: str) -> StridedCopy:
-    """A copy that casts its elements at the end, from ``before``, the type that it makes."""
+    """A copy that casts its elements at the end, from ``before``, the type that it makes.
+
+    Example:
+        >>> [copy] = unchanged({"w": TensorSpec((2,), "float32")}).copies["w"]
+        >>> [step.operation for step in cast_target(copy, "float32", "float16").arithmetic]
+        ['cast']
+    """
     steps = (*copy.arithmetic, Arithmetic("cast", before, after))
     return replace(copy, arithmetic=steps)
 
@@ -245,6 +265,11 @@ def checked_arguments(
 
     Raises:
         TypeError: an argument makes no sense; it is named.
+
+    Example:
+        >>> checked_arguments(None, None, False, False, "yes")
+        Traceback (most recent call last):
+        TypeError: convert(allow_lossy=) takes True or False, not the str 'yes'
     """
     check_mapping(mapping, "convert")
     check_flags("convert", overwrite=overwrite, opaque=opaque, allow_lossy=allow_lossy)

@@ -63,6 +63,20 @@ class MadeParts:
         resolved: the mapping.
         names: leaf name -> mapping name, of the leaves that it makes.
         source: the open checkpoint that it reads; called when the first part is read.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.convert import Mapping, Rule
+        >>> from xckpt.formats.xckpt import XckptSource
+        >>> from xckpt.mapping.operations import Transpose
+        >>> _ = xckpt.save("memory://made-parts", {"w": np.arange(6).reshape(2, 3)})
+        >>> source = XckptSource("memory://made-parts")
+        >>> mapping = Mapping([Rule("w", "v", [Transpose((1, 0))])])
+        >>> parts = MadeParts(mapping.resolve(source.specs), {"v": "v"}, lambda: source)
+        >>> row = np.empty((1, 2), int)
+        >>> parts.read_part("v", Box((2, 0), (1, 2)), row)
+        >>> row
+        array([[2, 5]])
     """
 
     def __init__(

@@ -74,6 +74,17 @@ class MappedLoadPlanner(LoadPlanner):
         rank: this process's, of ``ranks`` that share the checks.
         ranks: how many there are.
         options: memory.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> from xckpt.convert import Mapping, Rule
+        >>> from xckpt.mapping.operations import Transpose
+        >>> _ = xckpt.save("memory://to-map", {"fc.weight": np.arange(6).reshape(2, 3)})
+        >>> mapping = Mapping([Rule("fc.weight", "fc/kernel", [Transpose((1, 0))])])
+        >>> like = {"fc": {"kernel": np.empty((3, 2), int)}}
+        >>> state = xckpt.load("memory://to-map", like, mapping=mapping)  # by such a planner
+        >>> state["fc"]["kernel"].tolist()
+        [[0, 3], [1, 4], [2, 5]]
     """
 
     def __init__(

@@ -159,5 +159,12 @@ def stored_reads(
 
 
 def restrict_sources(copies: Sequence[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
-    """The copies restricted to the elements in a box of the source."""
+    """The copies restricted to the elements in a box of the source.
+
+    Example:
+        >>> copy = StridedCopy("w", "v", (4,), (2,), ((1,),), (0,), ((1,),))
+        >>> [part] = restrict_sources([copy], Box((3,), (2,)))
+        >>> part.source_box, part.target_box
+        (Box(offsets=(3,), sizes=(2,)), Box(offsets=(1,), sizes=(2,)))
+    """
     return tuple(part.turned() for part in restrict([copy.turned() for copy in copies], box))

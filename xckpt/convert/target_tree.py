@@ -39,6 +39,13 @@ def find_places(opened: Opened, like: object) -> tuple[Mapping[str, str], Mappin
 
     Raises:
         MappingError: Python values have no place, or the names of targets; all are listed.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.convert.conversion import Conversion
+        >>> _ = xckpt.save("memory://placed", {"layers": [np.zeros(2)], "step": 7})
+        >>> find_places(Conversion("memory://placed").open(), None)
+        ({'layers/0': 'layers/0', 'step': 'step'}, {'layers': 'list'})
     """
     source, targets = opened.source, opened.resolved.targets
     _check_values(source, targets)
@@ -62,6 +69,14 @@ def target_tree(
 
     Raises:
         MappingError: see `find_places`; or leaves lie inside others. All such are listed.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.convert.conversion import Conversion
+        >>> _ = xckpt.save("memory://planted", {"layers": [np.zeros(2)], "step": 7})
+        >>> names, tree = target_tree(Conversion("memory://planted").open(), [], None)
+        >>> names, tree["layers"][0].shape, tree["step"]
+        ({'layers/0': 'layers/0', 'step': 'step'}, (2,), 7)
     """
     leaf_names, containers = find_places(opened, like)
     leaves = {**_tensors(opened, units), **opened.source.values}

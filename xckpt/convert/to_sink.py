@@ -38,7 +38,19 @@ WRITE = "convert; nothing was committed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SinkTarget:
-    """The contents of a sink and its path; can be pickled."""
+    """The contents of a sink and its path; can be pickled.
+
+    Example:
+        >>> from xckpt.core.geometry.box import Box
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> contents = Contents({"w": TensorSpec((2,), "float32")})
+        >>> sink = SinkTarget("written.safetensors", None, False, contents).open()
+        >>> sink.write("w", Box((0,), (2,)), np.ones(2, np.float32))
+        >>> sink.commit()
+        >>> from safetensors.numpy import load_file
+        >>> load_file("written.safetensors")["w"].tolist()
+        [1.0, 1.0]
+    """
 
     path: str
     format: str | None

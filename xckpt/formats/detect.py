@@ -137,6 +137,10 @@ def is_known(path: str | os.PathLike[str]) -> bool:
 
     Raises:
         StorageError: the storage refused.
+
+    Example:
+        >>> is_known("memory://no-known-format")
+        False
     """
     try:
         return bool(detect(path))

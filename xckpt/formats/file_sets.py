@@ -181,6 +181,13 @@ def owners_of(files: Files, contents: Mapping[FilePath, Collection[str]]) -> dic
     Raises:
         ManifestError: the index names tensors that its files lack, or files share a name and
             nothing says whose counts; all are listed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> first, second = Path("first.bin"), Path("second.bin")
+        >>> owners = owners_of(Files((first, second)), {first: ["w"], second: ["b"]})
+        >>> {name: file.name for name, file in owners.items()}
+        {'w': 'first.bin', 'b': 'second.bin'}
     """
     index = files.index or {}
     owners = dict(index)

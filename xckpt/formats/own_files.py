@@ -110,6 +110,15 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Wat
         CheckpointExistsError: the target is taken.
         CorruptCheckpointError: a file is a pipe or a device.
         StorageError: the system refused.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> import numpy as np
+        >>> save_file({"w": np.zeros(3)}, "first.safetensors")
+        >>> source = own_files("first.safetensors")
+        >>> copy_files(source, Path("second.safetensors"), overwrite=False, progress=None)
+        >>> Path("second.safetensors").read_bytes() == source.place.read_bytes()
+        True
     """
     target = real_path(target)
     staged = OutputPath(target, source.foreign, overwrite, source.single).begin()
@@ -143,6 +152,14 @@ def delete_files(found: OwnFiles) -> None:
 
     Raises:
         StorageError: the system refused.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> import numpy as np
+        >>> save_file({"w": np.zeros(3)}, "gone.safetensors")
+        >>> delete_files(own_files("gone.safetensors"))
+        >>> Path("gone.safetensors").exists()
+        False
     """
     with storage_errors(found.place):
         marker, *others = found.files

@@ -228,6 +228,12 @@ class FormatsAt:
     Args:
         path: see `xckpt.load`.
         options: threads, memory, progress.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"w": np.zeros(3)}, "found.safetensors")
+        >>> FormatsAt("found.safetensors", None).find()
+        'safetensors'
     """
 
     def __init__(self, path: str | os.PathLike[str], options: LoadOptions | None) -> None:

@@ -254,7 +254,14 @@ def _text(value: object) -> tuple[str, str]:
 
 
 def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
-    """Why a folder is foreign, if files of other kinds or folders lie in it; empty if none do."""
+    """Why a folder is foreign, if files of other kinds or folders lie in it; empty if none do.
+
+    Example:
+        >>> for name in ("a.bin", "notes.txt"):
+        ...     Path(name).touch()
+        >>> other_files(Path(), lambda name: name.endswith(".bin"))
+        'it holds other files too: notes.txt'
+    """
     entries = folder.iterdir()
     return other_names(each.name for each in entries if each.is_dir() or not is_ours(each.name))
 

@@ -30,6 +30,23 @@ class TensorSource(abc.ABC):
     """Named tensors that can be read by the box, wherever they are stored.
 
     Names are mapping names (`xckpt.mapping.names`).
+
+    Example:
+        >>> class Ones(TensorSource):
+        ...     specs, values, leaf_names = {"w": TensorSpec((2, 3), "int8")}, {}, {"w": "w"}
+        ...     _identity = b"ones"
+        ...     def chunks(self, name):
+        ...         return (1, 1)
+        ...     def read(self, name, box, into):
+        ...         into[...] = 1
+        ...     def close(self):
+        ...         pass
+        >>> import xckpt
+        >>> from xckpt.formats.reader import SourceReader
+        >>> state = {"w": np.zeros((2, 3), np.int8)}
+        >>> _ = xckpt.load_state_dict(state, SourceReader(Ones))
+        >>> state["w"].tolist()
+        [[1, 1, 1], [1, 1, 1]]
     """
 
     specs: Mapping[str, TensorSpec]

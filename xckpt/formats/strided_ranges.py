@@ -149,6 +149,15 @@ def write_box(
 
     Raises:
         OSError: the file cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> path = Path("twelve"); _ = path.write_bytes(bytes(12))
+        >>> file = OpenFile(path, write=True)
+        >>> write_box(file, 0, (3, 4), (1, 1), np.full((2, 2), 7, "u1"))
+        >>> file.close()
+        >>> np.fromfile(path, "u1").reshape(3, 4).tolist()
+        [[0, 0, 0, 0], [0, 7, 7, 0], [0, 7, 7, 0]]
     """
     if not data.size:
         return

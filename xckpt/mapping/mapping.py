@@ -43,6 +43,11 @@ def check_mapping(mapping: object, call: str) -> None:
 
     Raises:
         TypeError: it is neither a mapping nor None.
+
+    Example:
+        >>> check_mapping({"w": "v"}, "load")
+        Traceback (most recent call last):
+        TypeError: load takes mapping=xckpt.convert.Mapping(...), not a dict
     """
     if mapping is not None and not isinstance(mapping, LeafMapping):
         kind = type(mapping).__name__
@@ -65,6 +70,9 @@ class LeafMapping:
         >>> mapping.inverse().inverse() == mapping
         True
         >>> mapping.inverse().resolve(resolved.targets).targets == source
+        True
+        >>> mapping.to_file("rules.toml")
+        >>> LeafMapping.from_file("rules.toml") == mapping
         True
     """
 
@@ -181,6 +189,13 @@ class LeafMapping:
         Raises:
             MappingError: what `resolve` raises, every source leaf that is not used, every target
                 leaf that is not made, every other shape or dtype, listed together.
+
+        Example:
+            >>> spec = TensorSpec((2,), "int8")
+            >>> LeafMapping([Rule("w", "v")]).check({"w": spec, "b": spec}, {"v": spec})
+            Traceback (most recent call last):
+            xckpt.errors.MappingError: the mapping does not fit
+              - source 'b': no rule uses [0, 2)
         """
         wanted = None if target is None else specs_of(target)
         resolving = part_of(progress, 0.0, RESOLVED)
@@ -200,6 +215,11 @@ class LeafMapping:
 
         Raises:
             MappingError: a field is missing, unknown or wrong.
+
+        Example:
+            >>> rule = {"source": "w", "target": "v", "operations": [{"transpose": [1, 0]}]}
+            >>> LeafMapping.from_document({"rule": [rule]}).rules[0].operations
+            (Transpose(axes=(1, 0)),)
         """
         if strange := sorted(set(document) - {"version", "rule", "then"}):
             raise MappingError(f"a mapping has version, rule and then, not {', '.join(strange)}")

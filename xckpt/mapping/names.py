@@ -121,6 +121,12 @@ def described_specs(metadata: Metadata) -> dict[str, TensorSpec]:
 
     Raises:
         MappingError: two leaves have one mapping name; all such are listed.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://in-specs", {"w": np.zeros((2, 3)), "step": 7})
+        >>> described_specs(xckpt.open("memory://in-specs").metadata)
+        {'w': TensorSpec(shape=(2, 3), dtype='float64')}
     """
     described = metadata.state_dict_metadata
     return {

@@ -65,6 +65,13 @@ def problems_with(
         failed: rules that failed; their leaves are not blamed a second time.
         all_used: whether a source leaf that no rule takes is a fault.
         progress: called with the part of the proof that is done.
+
+    Example:
+        >>> from xckpt.mapping.mapping import LeafMapping
+        >>> spec = TensorSpec((2,), "int8")
+        >>> resolved = LeafMapping([Rule("w", "v")]).resolve({"w": spec, "b": spec})
+        >>> problems_with(resolved, {"v": spec})
+        ["source 'b': no rule uses [0, 2)"]
     """
     failed = list(dict.fromkeys(failed))
     faults = (

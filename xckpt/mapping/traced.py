@@ -85,6 +85,12 @@ def one_for_each(bundle: Sequence[Slot]) -> Sequence[tuple[tuple[int, ...], tupl
 
     Raises:
         ValueError: the slots have other indices, or other values of them.
+
+    Example:
+        >>> spec = TensorSpec((2,), "int8")
+        >>> bundle = [Slot.of(leaf(name, spec)) for name in ("query", "key")]
+        >>> [(key, len(tensors)) for key, tensors in one_for_each(bundle)]
+        [((), 2)]
     """
     first = bundle[0]
     for i, slot in enumerate(bundle):
@@ -134,7 +140,12 @@ def _filled(spec: TensorSpec, copy: StridedCopy) -> Traced:
 
 
 def transposed(tensor: Traced, axes: Sequence[int]) -> Traced:
-    """The tensor with its dimensions in another order, as `numpy.transpose` has it."""
+    """The tensor with its dimensions in another order, as `numpy.transpose` has it.
+
+    Example:
+        >>> transposed(leaf("w", TensorSpec((2, 3), "int8")), (1, 0)).shape
+        (3, 2)
+    """
     copies = tuple(
         copy.with_target(lambda index: tuple(index[d] for d in axes)) for copy in tensor.copies
     )
@@ -175,13 +186,24 @@ def part(tensor: Traced, axis: int, start: int, stop: int) -> Traced:
 
 
 def computed(tensor: Traced, step: Arithmetic) -> Traced:
-    """The tensor after one more step of arithmetic."""
+    """The tensor after one more step of arithmetic.
+
+    Example:
+        >>> cast = Arithmetic("cast", "float32", "float16")
+        >>> computed(leaf("w", TensorSpec((2,), "float32")), cast).dtype
+        'float16'
+    """
     copies = tuple(replace(copy, arithmetic=(*copy.arithmetic, step)) for copy in tensor.copies)
     return Traced(tensor.shape, step.target, copies)
 
 
 def aliased(tensor: Traced) -> Traced:
-    """The tensor under one more name."""
+    """The tensor under one more name.
+
+    Example:
+        >>> aliased(leaf("w", TensorSpec((2,), "int8"))).copies[0].alias
+        True
+    """
     copies = tuple(replace(copy, alias=True) for copy in tensor.copies)
     return replace(tensor, copies=copies)
 

@@ -103,7 +103,22 @@ def _version(name: str) -> str | None:
 
 
 def lines(found: Diagnosis) -> Iterator[str]:
-    """The lines of a diagnosis."""
+    """The lines of a diagnosis.
+
+    Example:
+        >>> from xckpt.cli.doctor.findings import Diagnosis, Machine
+        >>> machine = Machine("Linux 6.1 x86_64", "3.12.1", 4, 8 << 30, 1024)
+        >>> found = Diagnosis(machine, {"torch": None}, {"RANK": "0"}, ".", None, None, ())
+        >>> for line in lines(found):
+        ...     print(line)
+        system  Linux 6.1 x86_64, 4 processors, 8.0 GiB
+        python  3.12.1
+        torch   not installed
+        RANK=0
+        <BLANKLINE>
+        <BLANKLINE>
+        nothing here will be slow or fail
+    """
     from xckpt.core.text.shown import readable_bytes
 
     machine = found.machine

@@ -37,7 +37,13 @@ Cuts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """``size`` elements on characters 0 to ``last``."""
+    """``size`` elements on characters 0 to ``last``.
+
+    Example:
+        >>> axis = Axis(size=100, last=20)
+        >>> axis.at(0), axis.at(52), axis.at(100)
+        (0, 10, 20)
+    """
 
     size: int
     last: int

@@ -43,7 +43,13 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """The one or two dimensions of a tensor that are drawn, and where the others are cut open."""
+    """The one or two dimensions of a tensor that are drawn, and where the others are cut open.
+
+    Example:
+        >>> plane = Plane([0, 2], {1: 5})  # dimension 1 is cut open at 5
+        >>> plane.of((8, 16, 32), 1), Plane([0], {}).of((8,), 1)
+        ((8, 32), (1, 8))
+    """
 
     dimensions: Sequence[int]
     layer: Mapping[int, int]

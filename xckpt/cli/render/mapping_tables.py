@@ -22,7 +22,15 @@ SHOWN_NAMES = 4
 
 
 def rule_tables(mapping: LeafMapping) -> Iterator[RenderableType]:
-    """A table for each step of a mapping."""
+    """A table for each step of a mapping.
+
+    Example:
+        >>> from xckpt.cli.render.tables import console
+        >>> console().print(*rule_tables(LeafMapping([Rule("fc.weight", "fc/kernel")])))
+        1 rule
+        source     target     operations  type
+        fc.weight  fc/kernel              bijection
+    """
     columns = ("source", "target", "operations", "type")
     step: LeafMapping | None = mapping
     while step is not None:
@@ -32,7 +40,16 @@ def rule_tables(mapping: LeafMapping) -> Iterator[RenderableType]:
 
 
 def made_table(leaves: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """A line for each leaf that a mapping makes, from their JSON."""
+    """A line for each leaf that a mapping makes, from their JSON.
+
+    Example:
+        >>> from xckpt.cli.render.tables import console
+        >>> leaf = {"name": "v", "dtype": "int8", "shape": [3], "sources": ["w"], "rule": "w -> v"}
+        >>> console().print(made_table([leaf]))
+        1 tensor
+        target  tensor   made of  rule
+        v       int8[3]  w        w -> v
+    """
     rows = [
         (
             leaf["name"],

@@ -25,6 +25,13 @@ def elements_document(stored: StoredArray, box: Box) -> dict[str, Any]:
 
     Raises:
         Failure: it has too many elements.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.core.geometry.box import Box
+        >>> _ = xckpt.save("memory://json-numbers", {"w": np.arange(6).reshape(2, 3)})
+        >>> elements_document(xckpt.open("memory://json-numbers").array("w"), Box((1, 0), (1, 2)))
+        {'name': 'w', 'dtype': 'int64', 'shape': (2, 3), 'offset': (1, 0), 'values': [[3, 4]]}
     """
     if box.elements > MOST:
         text = f"{box.elements:,} elements are too many for JSON: name a part of {MOST:,} with"

@@ -114,7 +114,12 @@ class PlainTable(Table):
 
 
 def console() -> Console:
-    """A console that prints names as they are."""
+    """A console that prints names as they are.
+
+    Example:
+        >>> console().print("a leaf[bold] of any name")
+        a leaf[bold] of any name
+    """
     screen = SafeConsole(markup=False, highlight=False, emoji=False)
     if not screen.is_terminal:
         screen.width = PIPED_WIDTH
@@ -122,7 +127,12 @@ def console() -> Console:
 
 
 def leaf_list(rows: Iterable[Row]) -> RenderableType:
-    """A line for each leaf: name, dtype, shape, bytes."""
+    """A line for each leaf: name, dtype, shape, bytes.
+
+    Example:
+        >>> console().print(leaf_list([Row("model/w", "int8", (2, 3), 6, True)]))
+        model/w  int8  [2, 3]  6 B
+    """
     table = empty_table("name", "dtype", "shape", "size", right=("size",), header=False)
     for row in rows:
         table.add_row(escaped(row.name), row.dtype, shape_text(row.shape), size_text(row))
@@ -157,7 +167,19 @@ def checkpoint_table(report: CheckpointReport) -> RenderableType:
 
 
 def leaf_table(leaf: LeafReport) -> RenderableType:
-    """Everything the manifest says of one leaf."""
+    """Everything the manifest says of one leaf.
+
+    Example:
+        >>> whole = ArrayReport("w", (0,), (4,), (2,), None, 2)
+        >>> leaf = LeafReport("w", "tensor", "int8", (4,), 4, "regular", (whole,))
+        >>> console().print(leaf_table(leaf))
+        leaf      w
+        dtype     int8
+        shape     [4]
+        size      4 B in 2 chunks
+        layout    one zarr array, chunks of [2]
+        saved as  one whole
+    """
     facts = [("leaf", leaf.name or "(the root)"), ("dtype", leaf.dtype)]
     if leaf.shape is not None:
         facts.append(("shape", shape_text(leaf.shape)))
@@ -249,6 +271,13 @@ def empty_table(*columns: str, right: Sequence[str] = (), header: bool = True) -
     """An empty table without lines; the columns of ``right`` are numbers.
 
     Numbers and dtypes stay in one line, other texts are folded.
+
+    Example:
+        >>> table = empty_table("leaf", "size", right=("size",))
+        >>> table.add_row("model/w", "24 B")
+        >>> console().print(table)
+        leaf     size
+        model/w  24 B
     """
     table = PlainTable(
         box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"

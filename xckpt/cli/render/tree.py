@@ -29,7 +29,13 @@ LONGEST: Final = 40
 
 
 def checkpoint_facts(report: CheckpointReport) -> list[tuple[str, str]]:
-    """(what, fact) of a checkpoint as a whole."""
+    """(what, fact) of a checkpoint as a whole.
+
+    Example:
+        >>> checkpoint_facts(CheckpointReport("ckpt", 0, 1, 0, 0, {"run": 3}, {}, ()))
+        [('checkpoint', 'ckpt'), ('holds', '0 tensors and 1 value, 0 B in 0 chunks'),
+         ('user metadata', "{'run': 3}")]
+    """
     facts = [("checkpoint", report.path), ("holds", holdings(report))]
     if report.user_metadata is not None:
         facts.append(("user metadata", repr(report.user_metadata)))
@@ -46,7 +52,13 @@ def checkpoint_lines(report: CheckpointReport) -> Iterator[str]:
 
 
 def tree_cells(row: TreeRow) -> tuple[str, ...]:
-    """A container or a leaf, in the order of `TREE_COLUMNS`."""
+    """A container or a leaf, in the order of `TREE_COLUMNS`.
+
+    Example:
+        >>> step = LeafReport("opt/step", "value", "int", None, 0, "manifest", value="7")
+        >>> tree_cells(TreeRow(1, "step", "", 0, 0, step))
+        ('  step', 'int', '7', '', '', '', '')
+    """
     label = "  " * row.depth + printable(row.label)
     leaf = row.leaf
     if leaf is None:

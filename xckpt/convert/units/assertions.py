@@ -36,6 +36,19 @@ def check_assertions(
 
     Raises:
         MappingError: assertions fail; names one range for each.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.convert import Mapping, Rule
+        >>> from xckpt.formats.xckpt import XckptSource
+        >>> from xckpt.mapping.operations import Untie
+        >>> _ = xckpt.save("memory://untied", {"a": np.zeros(3), "b": np.array([0.0, 0.0, 1.0])})
+        >>> source = XckptSource("memory://untied")
+        >>> resolved = Mapping([Rule(["a", "b"], "w", [Untie(2)])]).resolve(source.specs)
+        >>> check_assertions(resolved.assertions, source, memory_bytes=1 << 20)
+        Traceback (most recent call last):
+        xckpt.errors.MappingError: the data do not fulfil what the mapping asserts; ...
+          - b: [2, 3): 1 element differs: tied tensors must be equal (a + b -> w)
     """
     problems: dict[int, str] = {}
     with Pool(threads=None, budget=memory_bytes) as pool:

@@ -30,7 +30,19 @@ Array = NDArray[np.generic]
 def make(
     resolved: ResolvedMapping, source: TensorSource, parts: Sequence[TargetPart]
 ) -> list[Array]:
-    """The elements of some parts; each array is of its part's sizes. See `fill`."""
+    """The elements of some parts; each array is of its part's sizes. See `fill`.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.convert import Mapping, Rule
+        >>> from xckpt.formats.xckpt import XckptSource
+        >>> from xckpt.mapping.operations import Transpose
+        >>> _ = xckpt.save("memory://to-make", {"w": np.arange(6).reshape(2, 3)})
+        >>> source = XckptSource("memory://to-make")
+        >>> resolved = Mapping([Rule("w", "v", [Transpose((1, 0))])]).resolve(source.specs)
+        >>> make(resolved, source, [TargetPart("v", Box((2, 0), (1, 2)))])
+        [array([[2, 5]])]
+    """
     made = [
         allocate(part.box.sizes, numpy_dtype(resolved.targets[part.name].dtype), part.name)
         for part in parts
@@ -102,6 +114,13 @@ def direct_view(copy: StridedCopy, box: Box, made: Array, origin: tuple[int, ...
         box: what is read.
         made: memory for a box of the target.
         origin: that box's first element in the target.
+
+    Example:
+        >>> turned = StridedCopy(
+        ...     "w", "v", (2, 3), (0, 0), ((1, 0), (0, 1)), (0, 0), ((0, 1), (1, 0))
+        ... )
+        >>> direct_view(turned, Box((0, 0), (2, 3)), np.zeros((3, 2)), (0, 0)).shape
+        (2, 3)
     """
     sizes = box.sizes
     if copy.arithmetic or copy.elements != prod(sizes):

@@ -59,6 +59,15 @@ def plan_units(
 
     Raises:
         MappingError: these are more than a million units, as a pad of a wrong size makes them.
+
+    Example:
+        >>> from xckpt.convert.conversion import unchanged
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> rows = unchanged({"w": TensorSpec((4, 8), "int8")})
+        >>> for unit in plan_units(rows, lambda name: (1, 8), unit_bytes=16):
+        ...     print(unit.number, *(part.box for part in unit.parts))
+        0 [0, 2) x [0, 8)
+        1 [2, 4) x [0, 8)
     """
     _check_size(resolved, unit_bytes)
     costs = Costs(resolved, source_chunks, target_chunks)

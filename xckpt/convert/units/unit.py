@@ -36,7 +36,12 @@ class TargetPart:
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit:
-    """Parts that are made together."""
+    """Parts that are made together.
+
+    Example:
+        >>> WorkUnit((), target_bytes=8, source_bytes=24).nbytes
+        32
+    """
 
     parts: tuple[TargetPart, ...]
     target_bytes: int
@@ -104,7 +109,17 @@ def hull(boxes: Collection[Box]) -> Box:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What parts read and write, in bytes."""
+    """What parts read and write, in bytes.
+
+    Example:
+        >>> from xckpt.convert.conversion import unchanged
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> resolved = unchanged({"w": TensorSpec((4, 8), "int8")})
+        >>> costs = Costs(resolved, source_chunks=lambda name: (2, 8), target_chunks=None)
+        >>> row = TargetPart("w", Box((1, 0), (1, 8)))
+        >>> costs.nbytes(row), costs.fetched(costs.reads([row]))
+        (8, 16)
+    """
 
     resolved: ResolvedMapping
     source_chunks: Chunks

@@ -33,7 +33,12 @@ METADATA_FILE: Final = ".metadata"
 
 @dataclass(frozen=True, slots=True)
 class LeafNames:
-    """The leaves of a save."""
+    """The leaves of a save.
+
+    Example:
+        >>> LeafNames({"model.w": "model/w", "a.b": "x"}, {}).odd
+        {'x': 'a.b'}
+    """
 
     names: dict[str, str]
     """fqn -> leaf name, in the order of the leaves."""

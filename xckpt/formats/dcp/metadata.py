@@ -130,6 +130,13 @@ def parse(data: bytes, memory: Allowance | None = None) -> DCPMetadata:
         UnsupportedLeafError: tensors of a dtype that the format lacks, or entries that were
             transformed (compressed); all listed.
         PlanError: a tensor's chunks overlap or leave elements out; all such are listed.
+
+    Example:
+        >>> from xckpt.formats.dcp.sink import encode
+        >>> place = Where("__0_0.distcp", offset=0, length=9)
+        >>> stored = DCPMetadata({}, {"step": place}, {"step": ("step",)}, ("step",))
+        >>> parse(encode(stored)).objects
+        {'step': Where(file='__0_0.distcp', offset=0, length=9)}
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"it is {len(data):,} bytes long; at most {MAX_BYTES:,} are read")

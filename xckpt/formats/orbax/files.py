@@ -47,6 +47,17 @@ def orbax_files(place: Path) -> tuple[Path, ...]:
 
     Raises:
         NotACheckpointError: it is neither, or several.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> from xckpt.convert import convert
+        >>> _ = xckpt.save("memory://orbax-files", {"w": np.zeros(3)})
+        >>> _ = convert("memory://orbax-files", "with-notes", format="orbax")
+        >>> _ = Path("with-notes", "notes.txt").write_text("mine")
+        >>> [file.name for file in orbax_files(Path("with-notes"))][:2]
+        ['_CHECKPOINT_METADATA', '_METADATA']
+        >>> {*files_below(Path("with-notes"))} - {*orbax_files(Path("with-notes"))}
+        {PosixPath('with-notes/notes.txt')}
     """
     item = find_item(place)
     if item != place and item not in items_in(place):

@@ -40,6 +40,13 @@ def find_item(path: AnyPath) -> AnyPath:
 
     Raises:
         NotACheckpointError: there is none, or there are several; they are named.
+
+    Example:
+        >>> from pathlib import Path
+        >>> Path("run/100/default").mkdir(parents=True)
+        >>> Path("run/100/default", TREE).touch()
+        >>> find_item(Path("run")).as_posix()
+        'run/100/default'
     """
     if UNFINISHED in path.name:
         raise NotACheckpointError(f"{path}: Orbax has not finished writing it; load an older step")
@@ -138,5 +145,13 @@ def _items(step: FilePath, tree: FilePath, memory: Allowance) -> Iterator[tuple[
 
 
 def json_file(folder: FilePath) -> FilePath | None:
-    """The file of an item of JSON; None if the folder is not such an item."""
+    """The file of an item of JSON; None if the folder is not such an item.
+
+    Example:
+        >>> from pathlib import Path
+        >>> Path("metrics").mkdir()
+        >>> Path("metrics/metrics").touch()
+        >>> json_file(Path("metrics")).as_posix()
+        'metrics/metrics'
+    """
     return next((folder / name for name in JSON_FILES if (folder / name).is_file()), None)

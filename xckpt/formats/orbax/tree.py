@@ -52,7 +52,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf."""
+    """A leaf.
+
+    Example:
+        >>> Leaf(("opt", 0, "mu"), "np.ndarray").stored_name
+        'opt.0.mu'
+    """
 
     keys: KeyPath
     """Positions in sequences are ints."""
@@ -111,6 +116,10 @@ def parse_json(text: bytes, type: type[T]) -> T:
 
     Raises:
         ManifestError: it is damaged, or of another type.
+
+    Example:
+        >>> parse_json(b'{"step": 7}', dict[str, int])
+        {'step': 7}
     """
     try:
         # Unlike msgspec's decoder, Python's reads the NaN that Python's encoder writes.
@@ -255,6 +264,13 @@ def steps_in(folder: AnyPath) -> list[AnyPath]:
     """The steps of a `CheckpointManager` in a folder.
 
     Before 0.5 Orbax put no file beside the items: there a step is a folder with a number and items.
+
+    Example:
+        >>> from pathlib import Path
+        >>> Path("run/100/default").mkdir(parents=True)
+        >>> Path("run/100/default", TREE).touch()
+        >>> [step.name for step in steps_in(Path("run"))]
+        ['100']
     """
     return [
         each

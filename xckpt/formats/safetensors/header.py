@@ -283,6 +283,12 @@ def check_tensors(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     Raises:
         UnsupportedLeafError: dtypes that safetensors lacks, or a name that it keeps for itself;
             all are listed.
+
+    Example:
+        >>> check_tensors({"w": ("int4", (2,))})
+        Traceback (most recent call last):
+        xckpt.errors.UnsupportedLeafError: safetensors cannot carry this
+          - w: safetensors has no int4; cast it by a rule of a mapping, or choose another format
     """
     problems = [
         f"{name}: safetensors has no {dtype}; {OTHER_DTYPE}"

@@ -140,6 +140,12 @@ def value_in(content: bytes) -> object:
     Raises:
         UnsupportedLeafError: there is a tensor in it, or a class that is not a plain container.
         CorruptCheckpointError: it is not an archive of `torch.save`.
+
+    Example:
+        >>> from xckpt.formats.torch_save.write import write_saved
+        >>> write_saved(Path("step.pt"), {"step": 7})
+        >>> value_in(Path("step.pt").read_bytes())
+        {'step': 7}
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -216,6 +222,13 @@ def stated_length(file: RangeFile) -> int:
     Raises:
         CorruptCheckpointError: there is no such file, or it does not end as an archive does.
         StorageError: it cannot be read.
+
+    Example:
+        >>> from xckpt.formats.torch_save.write import write_saved
+        >>> path = Path("whole.pt")
+        >>> write_saved(path, {"step": 7})
+        >>> stated_length(open_file(path)) == path.stat().st_size
+        True
     """
     tail = file.tail(TAIL_BYTES)
     at = tail.rfind(b"PK\5\6")

@@ -29,12 +29,24 @@ class Built:
 
 
 def call(function: str, arguments: tuple[object, ...] = ()) -> Built:
-    """A call of a function or class, which is named by module and name, joined with a dot."""
+    """A call of a function or class, which is named by module and name, joined with a dot.
+
+    Example:
+        >>> import pickle
+        >>> pickle.loads(dump(call("fractions.Fraction", (1, 2))))
+        Fraction(1, 2)
+    """
     return Built((Symbol(function), arguments), b"R")
 
 
 def instance(kind: str, state: object) -> Built:
-    """An object of a class that is made without a call of ``__init__`` and given its state."""
+    """An object of a class that is made without a call of ``__init__`` and given its state.
+
+    Example:
+        >>> import pickle
+        >>> pickle.loads(dump(instance("types.SimpleNamespace", {"step": 7})))
+        namespace(step=7)
+    """
     return Built((Built((Symbol(kind), ()), b"\x81"), state), b"b")
 
 

@@ -57,6 +57,13 @@ def find_saved(path: FilePath, memory: Allowance | None = None) -> Files:
 
     Raises:
         NotACheckpointError: there are none, or several that do not belong together.
+
+    Example:
+        >>> from pathlib import Path
+        >>> Path("weights").mkdir()
+        >>> Path("weights/last.pt").touch()
+        >>> [file.name for file in find_saved(Path("weights")).paths]
+        ['last.pt']
     """
     if path.is_file() or entries_in(path, f".bin{INDEX}"):
         return find_files(path, ".bin", memory)

@@ -67,7 +67,13 @@ _STORAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
-    """A tensor in a file: where its elements are."""
+    """A tensor in a file: where its elements are.
+
+    Example:
+        >>> path = Path("six"); _ = path.write_bytes(bytes(range(6)))
+        >>> MappedTensor(path, "uint8", (3, 2), (1, 3), position=0, extent=6).array().tolist()
+        [[0, 3], [1, 4], [2, 5]]
+    """
 
     path: FilePath
     dtype: str

@@ -43,6 +43,12 @@ def family_mapping(name: str, config: Document, choices: Document) -> LeafMappin
 
     Raises:
         MappingError: there is no such family or choice, or the configuration lacks a key.
+
+    Example:
+        >>> sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        >>> mapping = family_mapping("llama", sizes, {"scanned": True})
+        >>> mapping.rules[0].target
+        ('norm/weight',)
     """
     check_family(name)
     document = _documents()[name]

@@ -32,7 +32,12 @@ HEAD_AXES = {
 
 @dataclass(frozen=True)
 class AxisLayout:
-    """A way from a source's elements to a target's."""
+    """A way from a source's elements to a target's.
+
+    Example:
+        >>> AxisLayout("transposed", (Transpose((1, 0)),)).usual
+        True
+    """
 
     kind: str
     """Its name in reports."""

@@ -207,7 +207,12 @@ def concepts(key: Components) -> Components:
 
 
 def leaves_of(specs: Mapping[str, TensorSpec]) -> list[ModelLeaf]:
-    """The leaves of named specs, in their order."""
+    """The leaves of named specs, in their order.
+
+    Example:
+        >>> [leaf.key for leaf in leaves_of({"h.0.fc.weight": TensorSpec((2, 4), "int8")})]
+        [('h', 0, 'fc', 'weight')]
+    """
     return [ModelLeaf.of(name, spec) for name, spec in specs.items()]
 
 

@@ -151,6 +151,11 @@ def cast_bound(after: str) -> str:
 
 
 def roundings(dtype: str, count: int) -> str:
-    """The relative error of ``count`` roundings to a type."""
+    """The relative error of ``count`` roundings to a type.
+
+    Example:
+        >>> roundings("float16", 2)
+        'a relative 2 x 2^-11'
+    """
     digits = reach(dtype)[2]
     return f"a relative {count} x 2^-{digits}"

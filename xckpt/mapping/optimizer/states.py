@@ -55,7 +55,12 @@ _LISTED = re.compile(r"(?P<root>(?:.*/)?)param_groups/(\d+)/(?P<what>params|para
 
 @dataclass(frozen=True, slots=True)
 class MomentLeaf:
-    """The leaf of a moment."""
+    """The leaf of a moment.
+
+    Example:
+        >>> MomentLeaf("opt/0/mu/", "fc/kernel", "", "mu", TensorSpec((2,), "float32")).leaf
+        'opt/0/mu/fc/kernel'
+    """
 
     before: str
     key: str
