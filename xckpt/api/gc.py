@@ -37,10 +37,11 @@ def gc(
     its lock is free or the system was started again since. An owner on another host may be alive:
     its leftovers are removed only with ``older_than``, which must be longer than any save or
     conversion takes. In a bucket this holds for all leftovers; a save there that is alive after all
-    fails, because its claim is taken over first. Where a manifest cannot be read, perhaps because a
-    newer release wrote it, nothing is removed. Remains that a conversion could resume from are
-    removed too, and so is the empty folder of a step that a killed deletion has left, a minute
-    later.
+    fails, because its claim is taken over first. What does not say its age, such as a damaged claim
+    in a bucket, is removed with ``older_than=0`` alone. Where a manifest cannot be read, perhaps
+    because a newer release wrote it, nothing is removed. Remains that a conversion could resume
+    from are removed too, and so is the empty folder of a step that a killed deletion has left, a
+    minute later.
 
     Args:
         path: a folder, ``memory://`` or a bucket, with the checkpoints below it; a path or URL as

@@ -131,7 +131,8 @@ def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool
     PATH is a folder of checkpoints, or a bucket. Lists everything that was found, with its size.
     The files of running saves stay. Files that may belong to a save on another host, or in a
     bucket, stay too, unless --older-than is given: choose a time longer than any save takes. A save
-    that is still running then fails, and has to be made again.
+    that is still running then fails, and has to be made again. What is of unknown age, because its
+    claim is damaged, is removed by --older-than 0 alone.
     """
     import xckpt
     from xckpt.core.text.shown import readable_bytes

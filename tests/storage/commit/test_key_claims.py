@@ -198,6 +198,18 @@ def test_nor_is_a_save_taken_for_a_dead_one(url: str, monkeypatch: pytest.Monkey
     assert step_at(url) == 2 and "w/c/0" not in keys(url)
 
 
+def test_what_lies_beside_a_damaged_claim_is_collected(url: str) -> None:
+    """No time removed it: its age cannot be known."""
+    store = open_store(Location.parse(url))
+    for key, content in {"xckpt.saving": b'{"host', "w/zarr.json": b"{}", "mine.txt": b""}.items():
+        store.write(key, content).result()
+    [left] = xckpt.gc(url, older_than=3600)
+    assert (left.owner, left.age, left.removed) == ("unknown", None, False)
+    assert str(left).endswith("xckpt.saving: 2 B in 2 files, of unknown age: perhaps alive")
+    assert xckpt.gc(url, older_than=0)[0].removed
+    assert keys(url) == ["mine.txt"] and xckpt.gc(url, older_than=0) == []
+
+
 def test_a_committed_overwrite_says_what_a_damaged_claim_leaves(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

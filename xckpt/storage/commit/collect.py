@@ -83,12 +83,12 @@ class Leftover:
     """Files or keys."""
     age: float | None
     """Seconds since something in it changed, by this host's clock; in a bucket, since the save
-    began. None if unknown."""
+    began. None if unknown: it goes with ``older_than=0`` alone."""
     removed: bool = False
 
     def __str__(self) -> str:
         size = readable_bytes(self.bytes)
-        aged = "" if self.age is None else f", {_spelled(self.age)} old"
+        aged = ", of unknown age" if self.age is None else f", {_spelled(self.age)} old"
         fates = {"dead": "dead", "alive": "still being written", "unknown": "perhaps alive"}
         state = "removed" if self.removed else fates[self.owner]
         files = "1 file" if self.files == 1 else f"{self.files:,} files"
@@ -116,7 +116,7 @@ def is_due(left: Leftover, older_than: float | None) -> bool:
         older_than: seconds after which an unknown owner counts as dead; None for never.
     """
     if left.owner == OwnerState.UNKNOWN.value:
-        return older_than is not None and left.age is not None and left.age >= older_than
+        return older_than is not None and (left.age or 0.0) >= older_than
     return left.owner == OwnerState.DEAD.value
 
 

@@ -10,6 +10,7 @@
 3. It is never known whether the writer is alive; its identity tells when it began. So its claim is
    taken over before anything is removed, and the manifest read some seconds after that
    (`let_arrive`): a save commits only while it has its claim, and may have looked just before.
+   With a damaged claim it commits no more. When it began is not known: its age counts as 0.
 4. TensorStore lists keys without their sizes. Chunks count by the zarr.json of their array, and
    keys without one do not count.
 """
@@ -243,7 +244,7 @@ def _is_of(claim: bytes, left: Leftover, older_than: float | None) -> bool:
     """Whether a claim is as old as its leftover has to be, and not that of a later save."""
     age = _age(_saver(claim))
     age = left.age if age is None else age
-    return age is not None and older_than is not None and age >= older_than
+    return older_than is not None and (age or 0.0) >= older_than
 
 
 def _own(store: ts.KvStore, where: str, place: str, location: Location) -> list[str]:
