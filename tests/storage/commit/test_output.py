@@ -145,6 +145,27 @@ def test_what_came_meanwhile_is_looked_at_again(tmp_path: Path, overwrite: bool)
     assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["notes.txt"]
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_that_came_at_the_last_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    """An output of one file took its place, after the path had been found free."""
+    staged = filled(at(tmp_path / "out", overwrite=overwrite, single=True), "ours")
+    look = OutputPath.step
+
+    def step(self: OutputPath) -> object:
+        found = look(self)
+        (tmp_path / "out").write_text("mine")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputPath, "step", step)
+        with pytest.raises(CheckpointExistsError, match="taken by another writer meanwhile"):
+            staged.publish()
+    staged.abort()
+    assert names(tmp_path) == ["out"] and (tmp_path / "out").read_text() == "mine"
+
+
 def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(CheckpointExistsError, match="is a folder, and a file was to be written"):

@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from xckpt.core.commit import FileSystem
+from xckpt.core.commit import FileSystem, Step
 from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.names import LONGEST_COMPONENT
 from xckpt.engine.ranks.alive import WORK
@@ -178,6 +178,31 @@ def can_exchange(folder: Path) -> bool:
         one.rmdir()
         other.rmdir()
     return True
+
+
+def take_name(step: Step, source: Path, target: Path) -> None:
+    """Take the step by which a file or a folder gets its name.
+
+    `Step.RENAME` leaves a file that has come there meanwhile, where there are hard links, and takes
+    the name of an empty folder.
+
+    Raises:
+        OSError: the system refused, or the name is not free.
+    """
+    if step is Step.EXCHANGE:
+        exchange(source, target)
+    elif step is Step.REPLACE or source.is_dir():
+        os.rename(source, target)
+    else:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links here
+            os.rename(source, target)
+        else:
+            with contextlib.suppress(OSError):  # it goes with the folder that it is in
+                os.unlink(source)
 
 
 def exchange(a: Path, b: Path) -> None:

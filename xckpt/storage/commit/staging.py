@@ -31,9 +31,9 @@ from xckpt.storage.commit.file_system import (
     can_exchange,
     can_rename,
     check_fitness,
-    exchange,
     look_into,
     syncs_at_once,
+    take_name,
 )
 from xckpt.storage.commit.folder import (
     Claim,
@@ -76,9 +76,9 @@ class StagedFolder:
             CheckpointExistsError: the name was taken by something else meanwhile.
             OSError: the system refused.
         """
-        named, rename = self.named, exchange if step is Step.EXCHANGE else os.rename
+        named = self.named
         try:
-            rename(named, self.target)
+            take_name(step, named, self.target)
         except OSError as error:
             if self.target.exists() == (step is Step.EXCHANGE):
                 raise
@@ -90,7 +90,7 @@ class StagedFolder:
         except OSError:
             with contextlib.suppress(OSError):
                 if step is not Step.REPLACE:  # the old file is gone: better the new one than none
-                    rename(self.target, named)
+                    take_name(step, self.target, named)
             raise
         self.remove_replaced()
         self.release()
