@@ -102,6 +102,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({"a/b": one, "a.b": one}, {}, ["a.b"]),
         ({"_METADATA": one, "..": one, "a%2F": one}, {}, ["..", "_METADATA", "a%2F"]),
         ({"a": one, "a%2Fb": one}, {}, ["a%2Fb"]),
+        ({"ä" * 127: one, "ä" * 128: one}, {"d" * 256: 1, "s" * 256: ""}, ["d" * 256, "ä" * 128]),
     ]
     for specs, values, names in cases:
         with pytest.raises(xckpt.UnsupportedLeafError) as caught:

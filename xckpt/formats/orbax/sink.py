@@ -48,6 +48,8 @@ from xckpt.storage.location import storage_errors
 
 CHUNK_BYTES: Final = 1 << 23
 """Target for a chunk, bytes."""
+NAME_BYTES: Final = 255
+"""Most bytes of a name in a folder, on any usual file system."""
 HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
 NUMBERS: Final[Mapping[type, str]] = {bool: "bool", int: "int64", float: "float64"}
 
@@ -80,7 +82,13 @@ class OrbaxSink(TensorSink):
         """Name and cut the arrays, and encode the tree."""
         contents = self._contents
         self._names = flat_names((*contents.specs, *contents.values))
+        folders = {
+            name: flat
+            for name, flat in self._names.items()
+            if not isinstance(contents.values.get(name, 0), str | None)
+        }
         problems = [*_value_problems(contents.values), *_name_problems(self._names)]
+        problems += _long_names(folders)
         if problems:
             raise UnsupportedLeafError.listing("Orbax cannot carry this", problems)
         keys = {
@@ -207,3 +215,14 @@ def _name_problems(names: Mapping[str, str]) -> Iterator[str]:
         inside = [above for above in accumulate(parts[:-1], "{}/{}".format) if above in places]
         if inside:
             yield f"{name}: it would lie inside the array {inside[0]}"
+
+
+def _long_names(folders: Mapping[str, str]) -> Iterator[str]:
+    """Arrays whose folders no file system can name."""
+    for name, flat in folders.items():
+        longest = max(len(part.encode("utf-8", "surrogatepass")) for part in flat.split("/"))
+        if longest > NAME_BYTES:
+            yield (
+                f"{name}: its name takes {longest:,} bytes, and that of an array's folder has at "
+                f"most {NAME_BYTES}: rename it by a mapping, or choose another format"
+            )
