@@ -245,6 +245,6 @@ def test_a_source_that_was_written_anew_at_its_old_time(
         os.utime(path, ns=(time, time))
     done = convert(source, tmp_path / to, options=OPTIONS)
     assert done.bytes_before == 0
-    assert "the conversion begins anew" in caplog.text
+    assert "the conversion starts over" in caplog.text
     loaded = xckpt.load(tmp_path / to)
     assert all((loaded[f"w{i}"] == 2).all() for i in range(8))

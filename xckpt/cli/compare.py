@@ -21,7 +21,7 @@ MARKS: Final = {"missing": "-", "added": "+"}
 @click.command("diff")
 @click.argument("first", type=PATH)
 @click.argument("second", type=PATH)
-@click.option("--values", is_flag=True, help="Also compare elements, values and metadata.")
+@click.option("--values", is_flag=True, help="Also compare elements, values and user metadata.")
 @as_json
 @click.pass_context
 def diff_command(

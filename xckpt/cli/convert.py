@@ -112,7 +112,7 @@ def _rules(
 
 
 def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor | None]:
-    """The workers, which Ctrl-C does not reach: this process ends them, after what they write."""
+    """The workers. Ctrl-C does not reach them: this process ends them, after what they write."""
     if workers is None:
         return nullcontext(None)
     from multiprocessing import get_context

@@ -35,7 +35,7 @@ NO_BOX = "--box takes a part of a tensor, and this leaf is a Python value"
 @path_argument
 @leaf_argument
 @box_option
-@click.option("--raw/--text", default=None, help="Print bytes, or text, wherever it goes.")
+@click.option("--raw/--text", default=None, help="Print bytes, or text, to a terminal or pipe.")
 @as_json
 def cat(path: str, leaf: str, slice_: str | None, raw: bool | None, as_json: bool) -> None:
     """Print a LEAF, as text or as raw bytes.

@@ -195,7 +195,7 @@ def check(
     as_json: bool,
     **options: Unpack[FamilyOptions],
 ) -> None:
-    """Prove that MAPPING makes all of TARGET of all of SOURCE.
+    """Prove that MAPPING makes all of TARGET from all of SOURCE.
 
     Each element is used once and made once. MAPPING is a TOML file, or a model family's name, such
     as llama.
@@ -257,7 +257,7 @@ def show(
     as_json: bool,
     **options: Unpack[FamilyOptions],
 ) -> None:
-    """Show the rules of MAPPING, or what it makes of SOURCE.
+    """Show the rules of MAPPING, or what it makes from SOURCE.
 
     MAPPING is a TOML file, or a model family's name, such as llama.
     """

@@ -72,7 +72,7 @@ def delete_command(path: str, yes: bool, as_json: bool) -> None:
 
 
 def _files_of(path: str) -> str:
-    """Which files would go of another library's checkpoint, which may lie among the user's."""
+    """The files of another library's checkpoint, in words; they may lie among the user's."""
     from xckpt.cli.report import counted
     from xckpt.core.text.printable import in_few
     from xckpt.formats.detect import detect
@@ -117,7 +117,7 @@ class Duration(_FloatType):
 
 @click.command("gc")
 @path_argument
-@click.option("--dry-run", is_flag=True, help="List it, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed, and remove nothing.")
 @click.option(
     "--older-than",
     type=Duration(),

@@ -1,4 +1,4 @@
-"""The content of `xckpt ls` and `xckpt info` as plain values, which tables and JSON print.
+"""The content of `xckpt info` as plain values, which tables and JSON print.
 
 1. `checkpoint_report` takes everything from the manifest; no data is read.
 2. `tree_rows` lists containers and leaves in the saved order, each container with the sum of what

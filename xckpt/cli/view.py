@@ -58,8 +58,8 @@ def view_command(
 ) -> None:
     """Look at a checkpoint or a run in the browser.
 
-    The page shows the tree, shards, chunks and values. It is served to this machine alone, at an
-    address that nobody can guess, until Ctrl-C. With --output it becomes one HTML file, without
+    The page shows the tree, shards, chunks and values. It is served to this machine alone, at a
+    secret address, until Ctrl-C. With --output it becomes one HTML file, without
     values; with --leaf too, the picture of one leaf, as SVG or (with matplotlib) as PNG. No request
     leaves the machine.
 

@@ -26,8 +26,8 @@ from xckpt.storage.location import storage_errors
 
 logger: Final = logging.getLogger("xckpt")
 
-BEGINS_ANEW: Final = (
-    "%s: the conversion begins anew: an earlier one had another source, mapping or options, or a "
+STARTS_OVER: Final = (
+    "%s: the conversion starts over: an earlier one had another source, mapping or options, or a "
     "file of the source has been written, moved, linked or given other permissions since"
 )
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
@@ -76,7 +76,7 @@ def noted_units(staged: Path, digest: bytes) -> dict[int, bytes]:
 
 
 def warn_of_others(staged: Path, digest: bytes, place: object) -> None:
-    """Log a warning if the conversion does not go on with what an earlier one has written.
+    """Log a warning if the conversion cannot resume what an earlier one has written.
 
     Args:
         staged: the staging folder.
@@ -85,7 +85,7 @@ def warn_of_others(staged: Path, digest: bytes, place: object) -> None:
     """
     found = journals(staged) if staged.parent.is_dir() else []
     if {known for path in found if (known := read_journal(path)[0])} - {digest}:
-        logger.warning(BEGINS_ANEW, printable(str(place)))
+        logger.warning(STARTS_OVER, printable(str(place)))
 
 
 class Journal:

@@ -165,7 +165,7 @@ class Adapter(Generic[Leaf]):
 
 
 class _Sources(Adapter[HostSource | LazySource]):
-    """What a planner or a stager has described already, of whatever framework."""
+    """What a planner or a stager has described already, of any framework."""
 
     leaves: tuple[type[HostSource | LazySource], ...] = (HostSource, LazySource)
 

@@ -12,7 +12,7 @@ an unfinished   GENERATION    GENERATION    GENERATION    refused       refused 
 something else  GENERATION    EXCHANGE      GENERATION    refused       refused        refused
 ==============  ============  ============  ============  ============  =============  ==========
 
-All but the first row needs ``overwrite=True``. The first three columns are checkpoints of our own,
+All but the first row needs ``overwrite=True``. The first three columns are checkpoints of xckpt,
 whose manifest can name data beside the old ones; the others are outputs in other formats.
 
 In each row, files that belong to no checkpoint are the user's. A save beside them (GENERATION) does

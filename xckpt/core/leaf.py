@@ -282,7 +282,7 @@ class Copyable:
 
 @dataclass(frozen=True, slots=True)
 class TargetPlace:
-    """Where a framework is to put the tensors that a load makes; each field in its own words."""
+    """Where a framework is to put the tensors that a load makes; fields are of its own types."""
 
     device: object = None
     """A device, or its name; None for the framework's usual one."""

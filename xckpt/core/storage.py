@@ -189,9 +189,9 @@ class SizedItems:
         return len(self.sizes)
 
     def by_size(self, small: int) -> tuple[Int64s, Int64s]:
-        """The numbers of those with more bytes, the largest first, and of those with up to so many.
+        """The numbers of the items above a size in bytes, the largest first, and of those up to it.
 
-        What has no bytes is in neither.
+        An item without bytes is in neither.
         """
         large = np.flatnonzero(self.sizes > small)
         large = large[np.argsort(-self.sizes[large], kind="stable")]

@@ -184,7 +184,7 @@ class SourceCheckpoint(Checkpoint):
         """
         raise NotACheckpointError(
             f"{self.location} is a checkpoint of the format {self.format}, which has no digests of "
-            f"chunks; convert it to one of xckpt first"
+            f"chunks; convert it to an xckpt checkpoint first"
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -229,7 +229,7 @@ class SourceCheckpoint(Checkpoint):
         self.location.access.start()
 
     def close(self) -> None:
-        """Release the files; nothing more can be read, through its arrays neither."""
+        """Release the files; nothing can be read after that, not even through its arrays."""
         self.closed = True
         self.source.close()
 
@@ -237,9 +237,9 @@ class SourceCheckpoint(Checkpoint):
         """Read everything, which checks the format's own checksums; many formats have none.
 
         Returns:
-            A problem for each part that is damaged; its ``kind`` is ``"chunk"``. What may be whole
-            has another: ``"unreadable"`` if the storage refused to have it read, ``"memory"`` if
-            this reader has too little.
+            A problem for each part that is damaged; its ``kind`` is ``"chunk"``. A part that may be
+            whole has another kind: ``"unreadable"`` if the storage refused the read, ``"memory"``
+            if this reader has too little memory.
         """
         self.begin()
         source, problems = self.source, list[Problem]()

@@ -254,7 +254,7 @@ def _text(value: object) -> tuple[str, str]:
 
 
 def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
-    """Why a folder is foreign, if files of other kinds or folders lie in it; empty if none do.
+    """Why a folder is foreign: it holds folders or files of other kinds; empty if it holds none.
 
     Example:
         >>> for name in ("a.bin", "notes.txt"):

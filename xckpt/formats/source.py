@@ -114,9 +114,9 @@ class TensorSource(abc.ABC):
         return self._identity
 
     def version(self) -> bytes:
-        """What differs, as this host sees it, if a file may have been written since.
+        """A value that changes if a file may have been rewritten, as this host sees the files.
 
-        A copy has another one. It is empty where `identity` says all.
+        A copy of the files has another value. Empty where `identity` is enough.
         """
         return b""
 

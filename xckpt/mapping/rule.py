@@ -129,7 +129,7 @@ class Rule:
             problems.append(f"no name has the index {', '.join(sorted(strange))}")
         if strange := set(self.optional) - {*self.source, *self.target}:
             names = ", ".join(sorted(strange))
-            problems.append(f"optional names neither a source nor a target of it: {names}")
+            problems.append(f"optional= has names that are no source or target of it: {names}")
         if self.source and self.target:
             problems += self._unstacked_problems(before, after)
         try:
@@ -141,7 +141,7 @@ class Rule:
         except ValueError as error:
             problems.append(str(error))
         if problems:
-            raise MappingError.listing(f"rule {self} cannot be", problems)
+            raise MappingError.listing(f"rule {self} contradicts itself", problems)
 
     def _unstacked_problems(self, before: set[str], after: set[str]) -> list[str]:
         stacked = _indices_of(self.operations, Stack)

@@ -143,7 +143,7 @@ def test_absent_entries_share_the_memory(tmp_path: Path) -> None:
     paths = {name: (name, 60_000) for name in names}
     (folder / ".metadata").write_bytes(encode(replace(described, paths=paths)))
     little = xckpt.LoadOptions(memory_bytes=1)
-    words = r"w2: a list with an entry at 60,000; those that are absent take memory_bytes"
+    words = r"w2: a list with an entry at 60,000: the absent ones before it, 512 bytes each, take"
     with pytest.raises(xckpt.ManifestError, match=words):
         open_source(folder, options=little)
 

@@ -61,7 +61,7 @@ class SafeConsole(Console):
         super().print(*objects, crop=False, **how)
 
     def on_broken_pipe(self) -> None:
-        """Leave to the command what it does when the reader of its answer is gone.
+        """Have the command itself end when the reader of its answer has closed the pipe.
 
         Raises:
             BrokenPipeError: always; rich's own way ends in exit code 1, which stands for faults.

@@ -1,4 +1,4 @@
-"""Very many objects, which a save refuses, and so many chunks or pieces that it warns of loads.
+"""Limits of a save: very many objects are refused, very many chunks or pieces warned of.
 
 No array is made to count them: a leaf may have a million pieces.
 """

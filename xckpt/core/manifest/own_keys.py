@@ -2,8 +2,8 @@
 
 1. A manifest implies its own keys (`OwnKeys.of`): the manifest, the digests, a zarr.json for each
    array and for each folder above one, and the chunks of the arrays.
-2. All below ``.generations`` is ours, and so are packs, by their names, the claim of a save, and
-   the lock files beside a key, which a killed save may leave.
+2. All below ``.generations`` is its own, and so are packs, by their names, the claim of a save,
+   and lock files beside a key, which a killed save may have left.
 3. Where a manifest cannot be read, and where a save was killed before it wrote one, keys are known
    by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``. Another
    checkpoint below looks the same, so nothing in its folder counts by shape (`OwnKeys.among`).

@@ -28,7 +28,7 @@ MAX_PIECES: Final = 1 << 24
 MANY_OBJECTS: Final = 1_000_000
 """A save makes no more objects, unless its options confirm it."""
 MANY_CHUNKS: Final = 200_000
-"""Up to so many, there are not too many objects, and loads need no more memory than the default."""
+"""Up to this many, a save needs no check of its objects, and a load fits the default memory."""
 
 _NUMBER: Final = np.dtype("<i8")
 

@@ -245,7 +245,7 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=64)
 def shape_fault(shape: Shape, item_bytes: int) -> str:
-    """Why no array has this shape, one without elements neither; empty if one may."""
+    """Why no array can have this shape, not even an empty array; empty if one can."""
     if len(shape) > MAX_RANK:
         return f"{len(shape)} dimensions, and a checkpoint holds at most {MAX_RANK}"
     if any(size < 0 or size > MAX_TENSOR_BYTES for size in shape):

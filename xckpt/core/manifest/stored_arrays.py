@@ -31,7 +31,7 @@ from xckpt.core.manifest.entries import (
 from xckpt.core.manifest.rules import Kind, count_leaf_chunks, count_leaf_packed
 
 KEPT = 1 << 16
-"""About so many arrays are kept at most once they are made."""
+"""About how many arrays are kept at most, once they are made."""
 
 
 @dataclass(frozen=True, slots=True)

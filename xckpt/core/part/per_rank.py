@@ -49,7 +49,7 @@ class AllRanks:
 
 @dataclass(frozen=True, slots=True)
 class PerRank(Generic[Value]):
-    """Marks a leaf, or a tree of leaves, that each rank has its own of.
+    """Marks a leaf, or a tree of leaves, whose content differs from rank to rank.
 
     Rank 3 saves it under ``NAME/rank3`` and loads it from there: give a `PerRank` in ``like`` too.
     A load on another number of ranks raises `TreeMismatchError`, unless ``missing=`` and

@@ -102,7 +102,7 @@ def _values(
 
 
 def _own(containers: Mapping[str, str]) -> tuple[str, ...]:
-    """How the names of leaves begin that each rank has its own of."""
+    """The beginnings of the names of `PerRank` leaves."""
     return tuple(f"{name}/" for name, kind in containers.items() if kind == KIND)
 
 

@@ -202,7 +202,7 @@ def guess(
 
 
 def _of_ranks(names: Iterable[str], both: Iterable[str]) -> list[str]:
-    """What to do about leaves that ranks have each their own of, and that one side lacks.
+    """What to do about leaves of an `xckpt.PerRank` that one side lacks.
 
     A rank of which both sides have leaves was there on both.
 

@@ -221,7 +221,7 @@ def _holders(plans: Sequence[SavePlan], name: str, clash: Problem) -> str:
 
 
 def _kinds(plans: Sequence[SavePlan], name: str) -> str:
-    """Which ranks have which kind of container, of which plans list no dict; or ""."""
+    """The ranks that have each kind of container, if these differ; or "". Plans list no dict."""
     ranks: dict[str, list[int]] = {}
     for rank, plan in enumerate(plans):
         if name in _prefixes(plan):

@@ -9,7 +9,7 @@ shorter. So the checkpoint decides wherever the object has nothing to load into:
 2. At such a place the leaves and containers are the checkpoint's. The object gives a target for
    each tensor there (`ObjectState.like`); it is always a new one.
 3. Everywhere else the object's leaves are targets as in any tree. `PerRank.all`, which has none,
-   is a leaf itself where the checkpoint has nothing for it: else nobody would miss it.
+   is a leaf itself where the checkpoint has nothing for it: else no error would name it.
 4. Once all is read, the state is built from both, and handed to the object.
 """
 

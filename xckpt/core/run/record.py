@@ -134,7 +134,7 @@ def read_record(number: int, name: str, user: bytes, size: int) -> StepRecord:
     Args:
         number: the step, by its folder's name.
         name: that name.
-        user: the checkpoint's user metadata, of whatever writer, in JSON: only the fields of a
+        user: the checkpoint's user metadata, by any writer, in JSON: only the fields of a
             record become objects.
         size: bytes of its tensors.
 

@@ -104,7 +104,7 @@ class DCPSource(MappedSource):
         self._identity = hashlib.sha256(data).digest()
 
     def version(self) -> bytes:
-        """What differs if the folder may have been written since; see `TensorSource.version`.
+        """A value that changes if the folder may have been rewritten; see `TensorSource.version`.
 
         Two saves of one layout have equal metadata. A folder in a bucket is known by these alone,
         which a save writes last.
@@ -270,7 +270,7 @@ def _long_lists(lists: Mapping[KeyPath, Collection[int]], memory: Allowance) -> 
         left -= last
         if left < 0:
             yield (
-                f"{join_keys(path)}: a list with an entry at {last:,}; those that are absent take "
-                f"memory_bytes, {PART_BYTES} bytes each; {RAISE}"
+                f"{join_keys(path)}: a list with an entry at {last:,}: the absent ones before it, "
+                f"{PART_BYTES} bytes each, take more than memory_bytes; {RAISE}"
             )
             return

@@ -43,7 +43,7 @@ _FOLDERS: Final = re.compile(rf"d|ocdbt\.process_.*|{ARRAY_METADATA}")
 
 
 def orbax_files(place: Path) -> tuple[Path, ...]:
-    """Orbax's files at an item or a step; those come first without which it is none.
+    """Orbax's files of an item or a step; those that make it one come first.
 
     Raises:
         NotACheckpointError: it is neither, or several.

@@ -210,7 +210,7 @@ class OrbaxSource(TensorSource):
         super().check(name, box)
 
     def version(self) -> bytes:
-        """What differs if the item may have been saved anew since."""
+        """A value that changes if the item may have been rewritten; see `TensorSource.version`."""
         noted = (self.path / TREE, self.path / "manifest.ocdbt")
         return version_of(path for path in noted if path.is_file())
 

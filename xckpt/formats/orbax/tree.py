@@ -30,7 +30,7 @@ AGGREGATE: Final = "checkpoint"
 """The file of an aggregated tree."""
 
 STEP: Final = re.compile(r"(?:.*_)?[0-9]+")
-"""How folders of steps are called: a number, perhaps behind a prefix."""
+"""The name of a step's folder: a number, perhaps after a prefix."""
 
 SEQUENCE: Final = 1
 DICT: Final = 2

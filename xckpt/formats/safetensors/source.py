@@ -138,7 +138,7 @@ class SafetensorsSource(TensorSource):
             _tensor(file, place).read(box.offsets, into)
 
     def version(self) -> bytes:
-        """What differs if one of the files may have been written since."""
+        """A value that changes if a file may have been rewritten; see `TensorSource.version`."""
         return b"".join(map(version, self._files.values()))
 
     def close(self) -> None:

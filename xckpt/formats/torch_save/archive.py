@@ -7,8 +7,8 @@ tensor refers to a storage by number, and the bytes of storage n under ``data/n`
 2. `Archive.value` describes ``data.pkl`` (`xckpt.formats.torch_save.values`): nothing is unpickled,
    and no element is read. A tensor is a dtype, a shape, strides and a range of the file.
 
-In a bucket each read is a request, so both ends of an archive are asked for at once: the directory
-lies there, and of small archives all but the elements.
+In a bucket each read is a request, so both ends of an archive are read at once: they hold the
+directory, and in a small archive all but the elements.
 """
 
 from __future__ import annotations

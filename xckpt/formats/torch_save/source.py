@@ -210,7 +210,7 @@ class TorchSaveSource(MappedSource):
         self._paths: Final = files.paths
 
     def version(self) -> bytes:
-        """What differs if one of the files may have been written since."""
+        """A value that changes if a file may have been rewritten; see `TensorSource.version`."""
         return version_of(self._paths)
 
 

@@ -177,8 +177,8 @@ def _check_plain(value: object, memory: Allowance) -> None:
             left -= len(part)
             if left < 0:
                 raise UnsupportedLeafError(
-                    f"more than {most:,} parts; at most {MOST_PARTS:,} are read, and no more than "
-                    f"take memory_bytes, {PART_BYTES} bytes each; {RAISE}"
+                    f"more than {most:,} parts; at most {MOST_PARTS:,} are read, and together, at "
+                    f"{PART_BYTES} bytes each, they must fit memory_bytes; {RAISE}"
                 )
             inner = part.values() if isinstance(part, dict) else part
             waiting += [(each, depth + 1) for each in inner]

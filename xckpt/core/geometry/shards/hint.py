@@ -106,7 +106,7 @@ def _of_placements(mesh: object, placements: object) -> tuple[int, ...]:
         dim = getattr(placement, "dim", None)
         if isinstance(dim, int):
             if dim < 0:
-                raise ValueError(f"readers counts dimensions from the first, got {placement}")
+                raise ValueError(f"readers: count dimensions from the first, not as {placement}")
             parts[dim] = parts.get(dim, 1) * size
     return tuple(parts.get(dim, 1) for dim in range(max(parts, default=-1) + 1))
 
