@@ -14,6 +14,7 @@ MODULES: Final = (
     "xckpt.adapters",
     "xckpt.convert",
     "xckpt.errors",
+    "xckpt.mapping.operations",
     "xckpt.metadata",
     "xckpt.planner",
     "xckpt.policies",

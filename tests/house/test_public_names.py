@@ -80,6 +80,10 @@ NAMES = {
     | {"Temporary"},
     "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec"}
     | {"Inference", "convert", "family", "infer", "with_optimizer"},
+    "xckpt.mapping.operations": {"Each", "Exactness", "Operation"}
+    | {"Add", "Cast", "Rearrange", "Reshape", "Rope", "Scale", "Transpose"}
+    | {"Concatenate", "Deinterleave", "GroupedDeinterleave", "GroupedInterleave", "Interleave"}
+    | {"Constant", "Drop", "Pad", "Split", "Stack", "Strip", "Tie", "Unstack", "Untie"},
     "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},
     "xckpt.torch.dcp": {
         "XckptStorageReader",
