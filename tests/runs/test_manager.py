@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import cProfile
 import json
 import logging
@@ -353,6 +354,27 @@ def test_leftovers_go_when_the_next_run_begins(
     with xckpt.CheckpointManager(tmp_path):
         pass
     assert not any(path.is_file() for path in left.rglob("*"))
+
+
+@pytest.mark.parametrize("entered", [False, True])
+def test_a_long_run_looks_again_for_leftovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entered: bool
+) -> None:
+    """And one that is no context manager, once it has saved."""
+    monkeypatch.setattr("xckpt.api.run.root.LEFTOVERS", 0.0)
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=ALWAYS)
+    with checkpoints if entered else contextlib.nullcontext():
+        train(checkpoints, range(1))
+        checkpoints.wait()
+        if entered:
+            monkeypatch.setattr("xckpt.api.run.folder.COLLECT_SECONDS", 0.0)
+        else:
+            checkpoints = xckpt.CheckpointManager(tmp_path, save=ALWAYS)
+        (tmp_path / "checkpoint-7").mkdir()
+        for step in (1, 2):  # the newest step is younger
+            train(checkpoints, range(step, step + 1))
+            checkpoints.wait()
+    assert sorted(os.listdir(tmp_path)) == [f"step-0000000{n}" for n in range(3)]
 
 
 def test_should_save_is_decided_once(tmp_path: Path) -> None:

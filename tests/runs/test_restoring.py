@@ -263,6 +263,32 @@ def test_a_restore_past_many_damaged_steps_takes_time_for_each_once(
     assert len(described) <= 3 * 101
 
 
+@pytest.mark.parametrize("name", ["5", "step-00000005"])
+@pytest.mark.parametrize("how", ["chunk", "manifest"])
+def test_a_damaged_step_hides_none_of_another_library(tmp_path: Path, name: str, how: str) -> None:
+    """Of one number: a run went on from it, or went back behind it."""
+    import torch
+
+    theirs = tmp_path / "epoch=1-step=5.ckpt"
+    torch.save({"w": torch.full((6,), 3.0)}, theirs)
+    ours = {"w": np.arange(5, 11, dtype=np.float32)}
+    xckpt.save(tmp_path / name, ours, metadata=RECORD, options=PLAIN)
+    checkpoints = xckpt.CheckpointManager(tmp_path)
+    assert [each.format for each in checkpoints.steps()] == ["xckpt"]
+    assert checkpoints.restore(ours)["w"][0] == 5
+    damaged = "w/c/0" if how == "chunk" else "xckpt.json"
+    (tmp_path / name / damaged).write_bytes(b"{")
+    checkpoints = xckpt.CheckpointManager(tmp_path)
+    for step in (None, 5):
+        with pytest.warns(UserWarning, match=rf"step=5\.ckpt.* was restored.*\({name}\)"):
+            assert checkpoints.restore(ours, step=step)["w"][0] == 3
+        assert [each.format for each in checkpoints.steps()] == ["torch"]
+    checkpoints.delete(5)
+    assert [path.name for path in tmp_path.iterdir()] == [theirs.name]
+    with pytest.raises(ValueError, match="was written by another library"):
+        checkpoints.delete(5)
+
+
 RECORD = run_metadata(StepRecord(5, 1.0))
 PLAIN = xckpt.SaveOptions(pack_bytes=0)
 

@@ -41,7 +41,7 @@ def gc(
     in a bucket, is removed with ``older_than=0`` alone. Where a manifest cannot be read, perhaps
     because a newer release wrote it, nothing is removed. Remains that a conversion could resume
     from are removed too, and so is the empty folder of a step that a killed deletion has left, a
-    minute later.
+    minute later; beside steps of xckpt also one with another usual name, by ``older_than``.
 
     Args:
         path: a folder, ``memory://`` or a bucket, with the checkpoints below it; a path or URL as

@@ -33,8 +33,8 @@ from xckpt.core.manifest.decode import decoded_bytes
 from xckpt.core.manifest.memory import COPIES, LEAST_LIMIT, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.run.foreign import foreign_format, items_held
-from xckpt.core.run.names import in_order, step_number, steps_in
-from xckpt.core.run.record import StepRecord, outlined, read_record
+from xckpt.core.run.names import step_number, steps_in
+from xckpt.core.run.record import StepRecord, outlined, place_of, read_record
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.storage.array import digest_bytes
@@ -82,15 +82,15 @@ class _Committed(NamedTuple):
 def committed_steps(root: Location) -> dict[str, int]:
     """The committed steps of a root: folder name -> number, by number.
 
-    Of several with one number the last counts, and another where that is damaged. A step of another
-    library counts where no step of the same number has a manifest.
+    Of several with one number the last counts, and another where that is damaged. Those of other
+    libraries come first.
 
     Raises:
         StorageError: the storage refused.
     """
     own, foreign, items = _committed(root)
     others = {items.get(name, name): number for name, number in steps_in(foreign).items()}
-    return dict(sorted({**others, **own}.items(), key=lambda step: in_order(step[1], step[0])))
+    return dict(sorted({**others, **own}.items(), key=lambda step: step[1]))  # it is stable
 
 
 def _committed(root: Location) -> _Committed:
@@ -98,12 +98,11 @@ def _committed(root: Location) -> _Committed:
         below = _below(root)
     named = {name: paths for name, paths in below.items() if step_number(name) is not None}
     own = steps_in(name for name, paths in named.items() if MANIFEST in paths)
-    numbers = set(own.values())
     renamed = root.folder is not None
     found = {
         name: foreign_format(name, paths, renamed=renamed)
         for name, paths in named.items()
-        if MANIFEST not in paths and step_number(name) not in numbers
+        if MANIFEST not in paths
     }
     foreign = {name: format for name, format in found.items() if format}
     held = {name: items_held(named[name]) for name, format in foreign.items() if format == "orbax"}
@@ -186,7 +185,7 @@ def described(root: Location, steps: Mapping[str, int], memory_bytes: int) -> St
         for name in lacking
         if name in formats
     ]
-    return Steps(sorted(records, key=lambda each: in_order(each.number, each.name)), unreadable)
+    return Steps(sorted(records, key=place_of), unreadable)
 
 
 def _manifests(

@@ -245,6 +245,18 @@ def test_steps_in_a_root_that_is_a_checkpoint_itself(tmp_path: Path) -> None:
     assert all(not xckpt.open(path).verify() for path in (tmp_path, tmp_path / "8"))
 
 
+def test_an_empty_folder_of_another_name_beside_steps(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    xckpt.save(run / "step-7", {"w": np.ones(3)})
+    for folder in (run / "5", run / "notes", run / "step-7.old", other / "5", other / "6"):
+        folder.mkdir(parents=True)
+    [found] = xckpt.gc(tmp_path)
+    assert (found.owner, found.removed, found.path) == ("unknown", False, str(run / "5"))
+    assert xckpt.gc(tmp_path, older_than=3600)[0].removed is False
+    assert xckpt.gc(tmp_path, older_than=0)[0].removed
+    assert names(run) == ["notes", "step-7", "step-7.old"] and names(other) == ["5", "6"]
+
+
 def test_keys_in_a_bucket(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}"
     for name in ("a", "b/c"):

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Final
@@ -16,13 +18,16 @@ import msgspec
 from xckpt.api.run.root import RunRoot
 from xckpt.api.save import names_limits
 from xckpt.core.run.keeping import deletable
-from xckpt.core.run.names import in_order, step_name
+from xckpt.core.run.names import step_name
 from xckpt.core.run.policies import KeepPolicy
-from xckpt.core.run.record import StepRecord
+from xckpt.core.run.record import StepRecord, place_of
 from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.run.agreement import listed
 from xckpt.engine.steps import broadcast
 from xckpt.errors import NotACheckpointError
+
+COLLECT_SECONDS: Final = 86400.0
+"""After this long a run looks again for what killed saves have left: by then it may be removed."""
 
 
 class RunFolder:
@@ -52,6 +57,7 @@ class RunFolder:
         # Changed by one call each: a save in a signal handler may come between two.
         self._records: dict[tuple[bool, str], StepRecord] = {}
         self._unreadable: dict[tuple[bool, str], StepRecord] = {}
+        self._collected = -math.inf
 
     def root_of(self, record: StepRecord) -> RunRoot:
         """Where a step lies."""
@@ -83,9 +89,8 @@ class RunFolder:
         before = tuple(self._records)
         found = msgspec.msgpack.decode(listed(self.group, self._listing), type=Steps)
         records = {key_of(record): record for record in found.records}
-        for key in before:
-            if key not in records:
-                self._records.pop(key, None)
+        for key in {*before} - records.keys():
+            self._records.pop(key, None)
         self._records.update(records)
         self._unreadable = {key_of(record): record for record in found.unreadable}
         self.damaged &= {key_of(record) for record in self.all}
@@ -94,11 +99,11 @@ class RunFolder:
     @property
     def all(self) -> list[StepRecord]:
         """The steps, sound or not, by number; of one number the one that counts last."""
-        return sorted([*self._records.values(), *self._unreadable.values()], key=_in_order)
+        return sorted([*self._records.values(), *self._unreadable.values()], key=place_of)
 
     @property
     def _good(self) -> list[StepRecord]:
-        known = sorted(self._records.values(), key=_in_order)
+        known = sorted(self._records.values(), key=place_of)
         return [each for each in known if key_of(each) not in self.damaged]
 
     @property
@@ -131,7 +136,7 @@ class RunFolder:
             )
             for root in self.roots
         ]
-        records = sorted((each for steps in found for each in steps.records), key=_in_order)
+        records = sorted((each for steps in found for each in steps.records), key=place_of)
         unreadable = [each for steps in found for each in steps.unreadable]
         return msgspec.msgpack.encode(Steps(records, unreadable))
 
@@ -152,6 +157,8 @@ class RunFolder:
         """
         if not self.is_coordinator:
             return
+        if time.monotonic() - self._collected >= COLLECT_SECONDS:
+            self.collect()
         self._forget_deleted()
         for root, rules in zip(self.roots, policies, strict=True):
             stays = {key_of(last), *((root.temporary, name) for name in root.remover.names)}
@@ -179,21 +186,22 @@ class RunFolder:
             NotACheckpointError: there is no such step.
             ValueError: it is the only good one, another library's, or a symbolic link.
         """
-        records = self.look()
-        found = self.find(number)
-        if not found:
+        self.look()
+        there = self.find(number)
+        if not there:
             raise self.no_such(number)
-        if foreign := [each.format for each in found if each.format != "xckpt"]:
+        found = [each for each in there if each.format == "xckpt"]
+        if not found:
             raise ValueError(
-                f"step {number} was written by another library ({foreign[0]}), and xckpt does not "
-                f"delete it: {self.path(found[-1])}"
+                f"step {number} was written by another library ({there[-1].format}), and xckpt "
+                f"does not delete it: {self.path(there[-1])}"
             )
         if linked := [self.path(each) for each in found if each.linked]:
             raise ValueError(
                 f"step {number} is a symbolic link: remove the link {linked[0]}, or delete the "
                 f"step that it points to"
             )
-        if [record.number for record in records] == [number]:
+        if self._good and all(each in found for each in self._good):
             raise ValueError(
                 f"step {number} is the only good checkpoint in {self.kept.location}: "
                 f"xckpt.delete({self.path(found[-1])!r}) deletes it nevertheless"
@@ -223,6 +231,7 @@ class RunFolder:
 
     def collect(self) -> None:
         """Remove in the background what killed saves and deletions have left in the roots."""
+        self._collected = time.monotonic()
         times = [record.time for record in self.records if record.time is not None]
         for root in self.roots if self.is_coordinator else ():
             root.collect(next(iter(times[-1:]), None))
@@ -236,8 +245,3 @@ class RunFolder:
 def key_of(record: StepRecord) -> tuple[bool, str]:
     """A key of a step, unique in the run."""
     return record.temporary, record.name
-
-
-def _in_order(record: StepRecord) -> tuple[object, ...]:
-    number, *rest = in_order(record.number, record.name)
-    return number, not record.temporary, *rest

@@ -65,6 +65,22 @@ class StepRecord:
             object.__setattr__(self, "name", step_name(self.number))
 
 
+def place_of(record: StepRecord) -> tuple[object, ...]:
+    """The place of a step among others; of those with one number the one that counts is the last.
+
+    That is one in the kept root, one of xckpt, one whose name a manager gives.
+
+    Example:
+        >>> theirs, ours = StepRecord(5, name="step-5", format="dcp"), StepRecord(5, name="5")
+        >>> max([ours, theirs], key=place_of).name
+        '5'
+    """
+    from xckpt.core.run.names import in_order
+
+    number, *named = in_order(record.number, record.name)
+    return number, not record.temporary, record.format == "xckpt", *named
+
+
 class _Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     time: float

@@ -135,7 +135,7 @@ def find_in_folders(top: Path, unread: list[str]) -> Iterator[Leftover]:
     names = {entry.name for entry in found}
     if MANIFEST in names or CLAIM in names or GENERATIONS in names:
         yield from _in_checkpoint(top)
-    yield from _beside(top, names, unread)
+    yield from beside(top, names, unread)
     if MANIFEST in names:
         found = _steps_in_checkpoint(top, found)
     for entry in found:
@@ -162,7 +162,7 @@ def _is_left(parent: Path, name: str) -> bool:
     return LEFTOVER.fullmatch(name) is not None and not is_checkpoint(parent / name)
 
 
-def _beside(parent: Path, names: Iterable[str], unread: list[str]) -> Iterator[Leftover]:
+def beside(parent: Path, names: Iterable[str], unread: list[str]) -> Iterator[Leftover]:
     """Staging folders and claims in a folder."""
     local = is_local(parent)
     names = [name for name in names if _is_left(parent, name)]
@@ -322,7 +322,7 @@ def in_words(parent: Path) -> str:
     try:
         with os.scandir(parent) as entries:
             names = [entry.name for entry in entries]
-        left = [each for each in _beside(parent, names, []) if each.owner != OwnerState.ALIVE.value]
+        left = [each for each in beside(parent, names, []) if each.owner != OwnerState.ALIVE.value]
     except OSError:
         return ""
     if not left:

@@ -10,8 +10,9 @@ The claim's lock and the system on which it was made show whether its owner is a
 4. Any other owner may be alive on another host: locks of network file systems need not be visible
    there.
 
-An empty folder with the name that a manager gives to a step has no claim: a deletion was killed
-after it had removed its claim. A process that makes such a folder fills it within a minute.
+An empty folder with the name of a step has no claim: a deletion was killed after it had removed its
+claim. Where a manager gives that name, a process that makes such a folder fills it within a minute.
+Another usual name counts beside steps of xckpt: its owner may be another library, and alive.
 
 `remove_dead` is what each save does to the leftovers of its parent folder. It removes what is dead,
 except what a conversion to another path can resume from. What ``xckpt gc`` removes is found in
@@ -90,12 +91,19 @@ def owner_of_empty(step: Path) -> OwnerState | None:
 
     A folder that cannot be removed, such as a mount point, is no such folder.
     """
-    if step.name != step_name(step_number(step.name) or 0):
+    number = step_number(step.name)
+    if number is None or any(each.name != LOCK for each in step.iterdir()) or not can_rename(step):
         return None
-    if any(each.name != LOCK for each in step.iterdir()) or not can_rename(step):
-        return None
+    if step.name != step_name(number):
+        return OwnerState.UNKNOWN if _is_beside_steps(step) else None
     is_young = time.time() - step.stat().st_mtime < SETTLED
     return OwnerState.ALIVE if is_young else OwnerState.DEAD
+
+
+def _is_beside_steps(folder: Path) -> bool:
+    """Whether other folders in the same one are steps that xckpt has saved."""
+    beside = (each for each in folder.parent.iterdir() if step_number(each.name) is not None)
+    return any((each / MANIFEST).is_file() for each in beside)
 
 
 def _by_process(text: ClaimText) -> OwnerState:
@@ -166,7 +174,7 @@ def remove_if_dead(staged: Path, *, local: bool, resumable: bool, old: bool = Fa
 def remove_empty(step: Path) -> bool:
     """Remove the folder of a step, if nothing has been put into it by now; whether it has gone."""
     with contextlib.suppress(OSError):
-        if owner_of_empty(step) is OwnerState.DEAD:
+        if owner_of_empty(step) in (OwnerState.DEAD, OwnerState.UNKNOWN):
             (step / LOCK).unlink(missing_ok=True)
             step.rmdir()
     return not step.exists()
