@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,20 @@ def torchrun(rank: int) -> None:
     # The compiler's pool of processes would outlive the rank, and keep its pipe open.
     os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+DELETION = """
+import os, sys
+from xckpt.storage.commit.remove import hide_checkpoint
+from xckpt.storage.location import Location
+hide_checkpoint(Location.parse(sys.argv[1]))
+os.kill(os.getpid(), 9)
+"""
+
+
+def kill_a_deletion(checkpoint: Path) -> None:
+    """Delete a checkpoint by a process that is killed once it is hidden."""
+    subprocess.run([sys.executable, "-c", DELETION, str(checkpoint)], check=False)
 
 
 def damage(checkpoint: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import xckpt
-from tests.integrations.conftest import damage, torchrun
+from tests.integrations.conftest import damage, kill_a_deletion, torchrun
 from tests.support.ranks import Ranks
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
@@ -233,6 +233,24 @@ def test_the_only_good_one_stays_until_a_save_after_it_is_committed(
     assert [path.name for path in root.iterdir()] == ["checkpoint_5"]
 
 
+def test_a_deletion_that_was_killed_is_finished(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from xckpt.integrations.accelerate import save_state
+
+    names = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=names)
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    for _ in range(3):
+        save_state(accelerator)
+    root = tmp_path / "checkpoints"
+    kill_a_deletion(root / "checkpoint_0")
+    assert (root / "checkpoint_0").exists() and not xckpt.exists(root / "checkpoint_0")
+    save_state(accelerator)
+    assert sorted(os.listdir(root)) == ["checkpoint_1", "checkpoint_2", "checkpoint_3"]
+
+
 def refused(*_: object) -> None:
     raise xckpt.StorageError("the disk is full")
 
@@ -254,6 +272,9 @@ def test_what_is_not_saved_is_refused(tmp_path: Path) -> None:
     accelerator.project_configuration.automatic_checkpoint_naming = True
     with pytest.raises(ValueError, match="project_dir="):
         save_state(accelerator)
+    for call in (save_state, load_state):
+        with pytest.raises(TypeError, match=r"takes an accelerate\.Accelerator, not a Linear"):
+            call(torch.nn.Linear(1, 1), tmp_path / "run")
     hook = accelerator.register_save_state_pre_hook(lambda *_: None)
     with pytest.raises(ValueError, match="register_for_checkpointing"):
         save_state(accelerator, tmp_path / "run")
@@ -262,6 +283,38 @@ def test_what_is_not_saved_is_refused(tmp_path: Path) -> None:
     for call in (save_state, load_state):
         with pytest.raises(ValueError, match=r"DEEPSPEED: call accelerator\.save_state"):
             call(accelerator, tmp_path / "run")
+
+
+def test_what_was_saved_and_is_not_there_is_said(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    class Notes(Counter):
+        def __init__(self, **notes: int) -> None:
+            self.notes = notes
+
+        def state_dict(self) -> dict[str, int]:
+            return self.notes
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.notes = state
+
+    def prepared(layers: int, with_optimizer: bool, **notes: int) -> Any:
+        accelerator = Accelerator(cpu=True)
+        model = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(layers)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        accelerator.prepare(model, *[optimizer] * with_optimizer)
+        accelerator.register_for_checkpointing(Notes(**notes))
+        return accelerator
+
+    save_state(prepared(2, True, one=1, other=2), tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"run holds parts.*not loaded: optimizers/0$"):
+        load_state(prepared(2, False, one=0, other=0), tmp_path / "run")
+    lacks_a_layer = prepared(1, False, one=0, other=0), r"models/0/1\.weight"
+    for lacking, name in (lacks_a_layer, (prepared(2, True, one=0), "registered/0/other")):
+        with pytest.raises(xckpt.TreeMismatchError, match=f"more than the target\n.*{name}: in"):
+            load_state(lacking, tmp_path / "run")
 
 
 def on_rank_train(rank: int, path: str | None, start: int, end: int, sharded: bool) -> Any:

@@ -278,6 +278,31 @@ def test_weights_of_a_model_without_a_configuration_and_of_no_trainer(tmp_path: 
     assert [each.name for each in out.iterdir()] == ["model.safetensors"]
 
 
+def test_weights_go_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xckpt.integrations.hugging_face import save_pretrained
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    notes: Any = {"trainer_state": "{}", "config": "{}"}
+    xckpt.save("run", {"model": {"w": torch.ones(2)}}, metadata=notes)
+    for folder in ("~/out", f"file://{tmp_path}/home/other"):
+        save_pretrained("run", folder)
+        name = folder.rpartition("/")[2]
+        found = sorted(os.listdir(tmp_path / "home" / name))
+        assert found == ["config.json", "model.safetensors"]
+    (tmp_path / "file").touch()
+    (tmp_path / "taken" / "config.json").mkdir(parents=True)
+    refused = {"file": "file lies where", "file/below": "above it is a file"}
+    refused |= {"taken": r"config\.json: Is a directory", "memory://out": "local file systems only"}
+    for folder, text in refused.items():
+        with pytest.raises(xckpt.StorageError, match=text):
+            save_pretrained("run", folder)
+    wrong: Any = 5
+    with pytest.raises(TypeError, match=r"save_pretrained\(checkpoint, folder\)"):
+        save_pretrained("run", wrong)
+    assert sorted(os.listdir(tmp_path)) == ["file", "home", "run", "taken"]
+
+
 def on_rank_train(rank: int, folder: str, plain: bool, resume: Any, stop: int) -> Any:
     torchrun(rank)
     trainer, parameters = trained(folder, plain, resume, stop)

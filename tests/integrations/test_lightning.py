@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import xckpt
-from tests.integrations.conftest import damage, torchrun
+from tests.integrations.conftest import damage, kill_a_deletion, torchrun
 from tests.support.ranks import Ranks
 from xckpt.integrations.lightning import XckptCheckpointIO, XckptModelParallelStrategy
 from xckpt.integrations.lightning.last import make_way
@@ -157,12 +159,13 @@ def test_a_damaged_last_gives_way_to_the_newest_good_one(last: Any, tmp_path: Pa
     assert all(map(torch.equal, whole, resumed))
 
 
-def test_a_link_to_what_was_never_committed_is_resumed_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("last", [True, "link"])
+def test_what_was_never_committed_is_passed_over_and_its_name_is_given_again(
+    last: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lightning links last.ckpt to a checkpoint that is still being written."""
     _, whole = trained(tmp_path / "whole", EPOCHS)
-    keep = {"save_top_k": -1, "save_last": "link"}
+    keep = {"save_top_k": -1, "save_last": last}
     write = ZarrStorageWriter.write_data
 
     def fail(self: ZarrStorageWriter, *arguments: Any) -> Any:
@@ -174,10 +177,50 @@ def test_a_link_to_what_was_never_committed_is_resumed_from(
         patch.setattr(ZarrStorageWriter, "write_data", fail)
         with pytest.raises(xckpt.StorageError, match="killed"):
             trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(background=True), keep=keep)
-    assert os.readlink(tmp_path / "run" / "last.ckpt") == "epoch=2.ckpt"
-    with pytest.warns(UserWarning, match=r"epoch=1.ckpt was restored.*last.ckpt"):
-        _, resumed = trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(), "last", keep=keep)
+    last_file = tmp_path / "run" / "last.ckpt"
+    assert os.listdir(tmp_path / "run" / "epoch=2.ckpt") == []
+    if last == "link":
+        assert os.readlink(last_file) == "epoch=2.ckpt"
+    with contextlib.ExitStack() as stack:
+        if last == "link":
+            warned = r"epoch=1.ckpt was restored.*last.ckpt"
+            stack.enter_context(pytest.warns(UserWarning, match=warned))
+        trained(tmp_path / "run", 2, XckptCheckpointIO(), "last", keep=keep)  # has nothing to do
+    assert xckpt.open(last_file)["epoch"] == 1  # wherever the next process is killed
+    _, resumed = trained(tmp_path / "run", EPOCHS, XckptCheckpointIO(), "last", keep=keep)
     assert all(map(torch.equal, whole, resumed))
+    names = [*(f"epoch={epoch}.ckpt" for epoch in range(EPOCHS)), "last.ckpt"]
+    assert sorted(os.listdir(tmp_path / "run")) == names
+
+
+def test_the_place_of_a_save_that_goes_on_is_not_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a training, by an evaluation that loads beside it."""
+    training, write = XckptCheckpointIO(background=True), ZarrStorageWriter.write_data
+    training.save_checkpoint({"w": torch.ones(2)}, tmp_path / "epoch=0.ckpt")
+    training.teardown()
+    xckpt.save(tmp_path / "epoch=3.ckpt", {"w": torch.ones(2)})
+    kill_a_deletion(tmp_path / "epoch=3.ckpt")
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def wait(self: ZarrStorageWriter, *arguments: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(60)
+        return write(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ZarrStorageWriter, "write_data", wait)
+        training.save_checkpoint({"w": torch.ones(2)}, tmp_path / "epoch=1.ckpt")
+        assert begun.wait(60)
+        (tmp_path / "epoch=2.ckpt").mkdir()
+        XckptCheckpointIO().load_checkpoint(tmp_path / "epoch=0.ckpt")
+        found = {each.name for each in tmp_path.glob("*.ckpt")}
+        goes_on.set()
+        training.teardown()
+    assert found == {"epoch=0.ckpt", "epoch=1.ckpt"}
+    assert xckpt.open(tmp_path / "epoch=1.ckpt").verify() == []
 
 
 @pytest.mark.parametrize("last", [True, "link"])

@@ -1,30 +1,25 @@
-"""What hooks have in common: the newest good checkpoint, and the old ones that a new one outdates.
+"""What hooks have in common: how they find the newest good checkpoint.
 
 1. `newest_good` tries checkpoints, the newest first. Damaged ones are passed over with a warning
    that says which and why, as `xckpt.CheckpointManager.restore` does.
 2. Where a trainer loads a checkpoint in parts, `newest_whole` verifies it before the first part.
-3. `remove_outdated` deletes the oldest, once the newest is committed.
-4. `is_ours` tells checkpoints of xckpt from those that the trainer itself has saved.
+3. `is_ours` tells checkpoints of xckpt from those that the trainer itself has saved.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeGuard, TypeVar
 
 from xckpt.api.open import open as open_checkpoint
-from xckpt.api.places import delete, exists
 from xckpt.api.run.restore import Candidate, Damaged, first_good, passed_over
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.engine.groups import find_group
 from xckpt.engine.ranks.group import operation
 from xckpt.engine.steps import broadcast
 from xckpt.errors import CorruptCheckpointError
-from xckpt.storage.location import Location
 from xckpt.storage.refusals import error_of_reading
 
 T = TypeVar("T")
@@ -103,59 +98,6 @@ def newest_whole(paths: Callable[[], Sequence[str]], check: Callable[[str], str]
 
     with operation(group):
         return broadcast(group, "find the newest good checkpoint", found).decode() or None
-
-
-def remove_outdated(paths: Sequence[str], limit: int | None, *kept: str | None) -> None:
-    """Delete checkpoints until few enough are left; call it on one rank.
-
-    Args:
-        paths: local folders, the oldest first. The newest always stays.
-        limit: how many may stay; None, or less than one, for all.
-        kept: others that stay, such as the best one; None is passed over.
-
-    Example:
-        >>> import numpy as np, xckpt
-        >>> for step in "12":
-        ...     _ = xckpt.save(f"steps/{step}", {"w": np.ones(2)})
-        >>> remove_outdated(["steps/1", "steps/2"], 1)
-        >>> os.listdir("steps")
-        ['2']
-    """
-    stays = {os.path.realpath(path) for path in (*paths[-1:], *kept) if path is not None}
-    others = [path for path in paths if os.path.realpath(path) not in stays]
-    surplus = 0 if limit is None or limit < 1 else len(paths) - max(limit, len(paths) - len(others))
-    for path in others[: max(surplus, 0)]:
-        remove(path)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def remove(path: str | os.PathLike[str]) -> None:
-    """Delete a checkpoint, or the symbolic link to one; if there is none, nothing.
-
-    Example:
-        >>> import numpy as np, xckpt
-        >>> _ = xckpt.save("memory://removed", {"w": np.ones(2)})
-        >>> for _ in range(2):
-        ...     remove("memory://removed")
-    """
-    if os.path.islink(path):
-        os.remove(path)
-    elif exists(path):
-        delete(path)
-
-
-def remove_empty(path: str) -> None:
-    """Remove a local folder if nothing lies in it; anything else stays.
-
-    Example:
-        >>> os.mkdir("nothing")
-        >>> remove_empty("nothing")
-        >>> os.path.exists("nothing")
-        False
-    """
-    if (folder := Location.parse(path).folder) is not None:
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
 
 
 def is_ours(checkpoint: object) -> TypeGuard[str]:

@@ -20,7 +20,7 @@ from xckpt.api.load import load
 from xckpt.api.places import exists
 from xckpt.api.save import check_path, save
 from xckpt.integrations.absent import absent
-from xckpt.integrations.newest import remove, remove_empty
+from xckpt.integrations.removal import remove, remove_empty
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.storage.location import Location
 

@@ -15,7 +15,8 @@ from xckpt.engine.groups import find_group
 from xckpt.engine.ranks.group import operation
 from xckpt.engine.steps import broadcast
 from xckpt.errors import CheckpointExistsError
-from xckpt.integrations.newest import newest_good, remove_outdated
+from xckpt.integrations.newest import newest_good
+from xckpt.integrations.removal import finish_deletion, remove_outdated
 
 RESTORED: Final = "_xckpt_restored"
 """Attribute of an accelerator: the path that was restored, and the number of the save after it."""
@@ -56,6 +57,8 @@ def was_begun(accelerator: Any) -> None:
         restored, after = vars(accelerator).get(RESTORED, (None, 0))
         # What was restored may be the only good one until a save after it is committed.
         kept = restored if max(there, default=-1) < after else None
+        for each in Path(_named(accelerator, "")).parent.glob("checkpoint_*"):
+            finish_deletion(each)
         remove_outdated([*there.values()], config.total_limit, kept)
 
 

@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from xckpt.core.part.per_rank import PerRank
+from xckpt.core.text.arguments import named
+
+
+def check_accelerator(call: str, accelerator: object) -> None:
+    """Refuse what is no accelerator, such as its model.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not hasattr(accelerator, "distributed_type") or not hasattr(accelerator, "_custom_objects"):
+        kind = named(type(accelerator).__name__)
+        raise TypeError(f"{call}(accelerator) takes an accelerate.Accelerator, not {kind}")
 
 
 def state_of(accelerator: Any) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from xckpt.api.load import load, load_into
+from xckpt.api.load import load
 from xckpt.api.save import check_path, save, save_async
 from xckpt.engine.background import SaveFuture
 from xckpt.integrations.accelerate.names import next_path, restore_newest, was_begun
-from xckpt.integrations.accelerate.prepared import loaders_of, state_of
+from xckpt.integrations.accelerate.prepared import check_accelerator, loaders_of, state_of
 from xckpt.integrations.newest import is_ours
+from xckpt.integrations.parts import load_parts
 from xckpt.integrations.random_state import load_random_states, random_states
 from xckpt.options import SaveOptions, check_flags
 
@@ -54,6 +55,7 @@ def save_state(
             state, or there are hooks to be called before a save.
         CheckpointExistsError: the next automatic name is taken, or comes before one that is there:
             load the newest first.
+        TypeError: ``accelerator`` is another object.
         XckptError: as `xckpt.save`.
 
     Example:
@@ -64,6 +66,7 @@ def save_state(
         >>> save_state(accelerator, "memory://accelerate")
         >>> load_state(accelerator, "memory://accelerate")
     """
+    check_accelerator("save_state", accelerator)
     check_flags("save_state", background=background)
     own = random_states(accelerator.num_processes) | loaders_of(accelerator)
     named, path = path is None, next_path(accelerator) if path is None else path
@@ -83,12 +86,17 @@ def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> 
     named automatically: damaged ones are passed over with a warning. The next one is named behind
     all. One that Accelerate itself has saved is loaded by Accelerate.
 
+    A warning names what the checkpoint holds and was not prepared, such as an optimizer.
+
     Raises:
         NotACheckpointError: there is none.
         CorruptCheckpointError: it is damaged; without a path, all are.
+        TreeMismatchError: what was prepared does not fit it.
+        TypeError: ``accelerator`` is another object.
         ValueError: there is no path, and no automatic naming.
         XckptError: as `xckpt.load_into`.
     """
+    check_accelerator("load_state", accelerator)
     if path is None:
         restore_newest(accelerator, partial(_load, accelerator))
     else:
@@ -100,7 +108,7 @@ def _load(accelerator: Any, path: str) -> str:
     if Path(path, ACCELERATES).exists() and not is_ours(path):
         accelerator.load_state(path)
         return path
-    load_into(path, state_of(accelerator), unexpected="ignore")
+    load_parts(path, state_of(accelerator))
     load_random_states(path, accelerator.num_processes, **loaders_of(accelerator))
     accelerator.step = load(path, at="step")
     return path

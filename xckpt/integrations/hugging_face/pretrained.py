@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from xckpt.api.save import check_path
 from xckpt.convert import Mapping, Rule, convert
 from xckpt.integrations.hugging_face.state import notes_of
 from xckpt.mapping.operations import Drop
+from xckpt.storage.location import Location, storage_errors
 
 __all__ = ["save_pretrained"]
 
@@ -18,19 +16,23 @@ def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -
 
     Args:
         checkpoint: one of `xckpt.integrations.hugging_face.XckptTrainer`.
-        folder: gets ``model.safetensors``, and ``config.json`` if the model has a configuration.
+        folder: a local one; gets ``model.safetensors``, and ``config.json`` if the model has a
+            configuration.
         dtype: element type of the weights, such as ``"bfloat16"``; None leaves them.
 
     Raises:
         NotACheckpointError: there is none, or it is not that trainer's; nothing was written.
+        StorageError: the folder is a file or a bucket, or cannot be written.
+        TypeError: one of both is no path.
     """
-    check_path(checkpoint, "save_pretrained(checkpoint, folder)")
-    config = notes_of(checkpoint)["config"]
-    os.makedirs(folder, exist_ok=True)
+    for each in (checkpoint, folder):
+        check_path(each, "save_pretrained(checkpoint, folder)")
+    config, place = notes_of(checkpoint)["config"], Location.parse(folder)
     others = ("optimizer", "random", "scaler", "scheduler")
     rules = [Rule(f"{part}/{{name...}}", (), [Drop("unchecked")]) for part in others]
     weights = Mapping([Rule("model/{name...}", "{name...}"), *rules])
-    target = os.path.join(folder, "model.safetensors")
+    target = str(place.within("model.safetensors"))
     convert(checkpoint, target, mapping=weights, dtype=dtype, overwrite=True)
-    if config is not None:
-        Path(folder, "config.json").write_text(config, encoding="utf-8")
+    if config is not None and place.folder is not None:
+        with storage_errors(file := place.folder / "config.json"):
+            file.write_text(config, encoding="utf-8")

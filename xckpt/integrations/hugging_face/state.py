@@ -16,12 +16,12 @@ import os
 from pathlib import Path
 from typing import Any, Final, cast
 
-from xckpt.api.load import load_into
 from xckpt.api.open import open as open_checkpoint
 from xckpt.core.metadata import JSONValue
 from xckpt.errors import NotACheckpointError, TreeMismatchError
 from xckpt.integrations.absent import absent
 from xckpt.integrations.newest import check_whole, is_ours
+from xckpt.integrations.parts import load_parts
 
 try:
     from transformers.trainer_callback import ExportableState
@@ -102,10 +102,10 @@ def load_moments(checkpoint: str, moments: dict[str, Any]) -> None:
 
     Raises:
         TreeMismatchError: the checkpoint holds none of it, or of another model.
-        XckptError: as `xckpt.load_into`.
+        XckptError: as `load_parts`.
     """
     try:
-        load_into(checkpoint, moments, unexpected="ignore")
+        load_parts(checkpoint, moments)
     except TreeMismatchError as error:
         if any(name.startswith("optimizer/") for name in open_checkpoint(checkpoint)):
             raise

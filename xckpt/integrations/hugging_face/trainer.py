@@ -20,12 +20,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from xckpt.api.load import load_into
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
 from xckpt.integrations.hugging_face.state import checked, load_moments, notes, write_state_file
-from xckpt.integrations.newest import is_ours, newest_whole, remove_outdated
+from xckpt.integrations.newest import is_ours, newest_whole
+from xckpt.integrations.parts import load_parts
 from xckpt.integrations.random_state import load_random_states, random_states
+from xckpt.integrations.removal import remove_outdated
 
 try:
     from transformers import Trainer
@@ -95,7 +96,7 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         if not is_ours(resume_from_checkpoint):
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         # The trainer's model is the sharded one, where it is sharded, and else without wraps.
-        load_into(resume_from_checkpoint, {"model": self.model}, unexpected="ignore")
+        load_parts(resume_from_checkpoint, {"model": self.model})
 
     def _load_best_model(self) -> None:
         if not is_ours(self.state.best_model_checkpoint):

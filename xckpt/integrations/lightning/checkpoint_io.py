@@ -17,8 +17,8 @@ from xckpt.api.load import load
 from xckpt.api.save import Path, save, save_async
 from xckpt.engine.background import SaveFuture
 from xckpt.integrations.absent import absent
-from xckpt.integrations.lightning.last import make_way, resumable
-from xckpt.integrations.newest import newest_good, remove
+from xckpt.integrations.lightning.last import make_way, resume
+from xckpt.integrations.removal import remove
 from xckpt.options import LoadOptions, SaveOptions, check_flags, checked_options
 
 try:
@@ -101,7 +101,7 @@ class XckptCheckpointIO(CheckpointIO):
         self.teardown()
         device = None if callable(map_location) or isinstance(map_location, dict) else map_location
         into = {"framework": "torch", "device": device, "options": self._load_options}
-        return newest_good(resumable(path), lambda each: load(each, **into))
+        return resume(path, lambda each: load(each, **into))
 
     def remove_checkpoint(self, path: Path) -> None:
         """Remove a checkpoint, once the save that is under way is committed."""

@@ -11,25 +11,50 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import exists
 from xckpt.api.save import Path as AnyPath
 from xckpt.core.storage import url_parts
+from xckpt.engine.groups import find_group
 from xckpt.errors import XckptError
 from xckpt.integrations.absent import absent
+from xckpt.integrations.lightning.uncommitted import clear_away
+from xckpt.integrations.newest import newest_good
 
 try:
     from lightning.fabric.utilities.cloud_io import get_filesystem
 except ImportError as error:
     get_filesystem = absent("lightning", error)
 
+T = TypeVar("T")
 
-def resumable(path: AnyPath) -> Iterator[str]:
+
+def resume(path: AnyPath, load: Callable[[str], T]) -> T:
+    """Load a checkpoint; where the last one is damaged, the newest good one beside it.
+
+    All ranks call it.
+
+    Args:
+        path: what Lightning asks for.
+        load: called with a path.
+
+    Raises:
+        XckptError: as `newest_good`.
+    """
+    found, state = newest_good(_resumable(path), lambda each: (each, load(each)))
+    group = find_group()
+    if group.rank == group.coordinator and url_parts(found) is None:
+        with contextlib.suppress(OSError):
+            clear_away(Path(path), Path(found))
+    return state
+
+
+def _resumable(path: AnyPath) -> Iterator[str]:
     """A checkpoint; and where it is the last one, those beside it, the newest first."""
     yield os.fspath(path)
     folder, name = os.path.split(os.fspath(path))

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from xckpt.api.load import load, load_into
+from xckpt.api.load import load
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.save import Path
 from xckpt.integrations.absent import absent
 from xckpt.integrations.lightning.checkpoint_io import XckptCheckpointIO
-from xckpt.integrations.lightning.last import resumable
-from xckpt.integrations.newest import newest_good
+from xckpt.integrations.lightning.last import resume
+from xckpt.integrations.parts import load_parts
 from xckpt.options import LoadOptions, SaveOptions
 
 try:
@@ -74,10 +74,11 @@ class XckptModelParallelStrategy(ModelParallelStrategy):
 
         Raises:
             CorruptCheckpointError: as `XckptCheckpointIO.load_checkpoint`.
+            TreeMismatchError: the model or an optimizer does not fit it.
             XckptError: as `xckpt.load_into`.
         """
         self._io.teardown()
-        return newest_good(resumable(self.broadcast(checkpoint_path)), self._loaded)
+        return resume(self.broadcast(checkpoint_path), self._loaded)
 
     def _loaded(self, path: str) -> dict[str, Any]:
         from torch.distributed.checkpoint import state_dict as states
@@ -86,7 +87,7 @@ class XckptModelParallelStrategy(ModelParallelStrategy):
         weights = states.get_model_state_dict(model)
         moments = [states.get_optimizer_state_dict(model, each) for each in self.optimizers]
         target = {"state_dict": weights, "optimizer_states": moments}
-        load_into(path, target, unexpected="ignore", options=self._load_options)
+        load_parts(path, target, options=self._load_options)
         stored = cast(Mapping[str, object], open_checkpoint(path).tree)
         names = [name for name in stored if name not in target]
         others = load(path, framework="torch", select=names, options=self._load_options)

@@ -1,0 +1,58 @@
+"""Parts of a trainer's checkpoint, loaded in place: each whole, others left."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from xckpt.api.load import load_into
+from xckpt.core.text.printable import in_few
+from xckpt.errors import TreeMismatchError
+from xckpt.options import LoadOptions
+
+
+def load_parts(
+    path: str, parts: Mapping[str, object], *, options: LoadOptions | None = None
+) -> None:
+    """Fill parts of a state; every process calls it.
+
+    What the checkpoint has of a part that is filled, and the part does not take, is an error. If it
+    has more parts of a list than the list, a warning names those that are left.
+
+    Args:
+        path: of the checkpoint.
+        parts: name -> a part, or a list of parts.
+        options: see `xckpt.load_into`.
+
+    Raises:
+        TreeMismatchError: a part does not fit the checkpoint.
+        XckptError: as `xckpt.load_into`.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://parts", {"model": {"w": np.ones(2), "b": np.ones(1)}})
+        >>> load_parts("memory://parts", {"model": {"w": np.zeros(2)}})
+        Traceback (most recent call last):
+        xckpt.errors.TreeMismatchError: memory://parts has 1 leaf more than the target
+          - model/b: in the checkpoint, but not wanted
+    """
+    report = load_into(path, parts, unexpected="ignore", options=options)
+    lost: list[str] = []
+    other: dict[str, None] = {}
+    for name in report.left:
+        part, *below = name.split("/")
+        if part not in parts:
+            continue
+        there = parts[part]
+        if isinstance(there, list) and below[:1] and int(below[0]) >= len(there):
+            other[f"{part}/{below[0]}"] = None
+        else:
+            lost.append(f"{name}: in the checkpoint, but not wanted")
+    if lost:
+        count = "1 leaf" if len(lost) == 1 else f"{len(lost)} leaves"
+        raise TreeMismatchError.listing(f"{path} has {count} more than the target", lost)
+    if other:
+        text = (
+            f"{path} holds parts that this run lacks, and they were not loaded: {in_few([*other])}"
+        )
+        warnings.warn(text, UserWarning, stacklevel=2)
