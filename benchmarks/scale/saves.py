@@ -321,11 +321,7 @@ def _save(
         after[other.rank].own = other.kept_plans.own
     assert writer._committed is not None
     placed.manifest = writer._committed[0]
-    # In a bucket they would take no memory of this process.
-    store = open_store(writer.target)
-    for key in store.list().result():
-        if key.endswith(DIGESTS.encode()):
-            store.write(key, None).result()
+    _drop_digests(writer)
     return Save(
         group.planned - began,
         ended - group.gathered,
@@ -335,3 +331,11 @@ def _save(
         memory,
         len(placed.manifest),
     )
+
+
+def _drop_digests(writer: _Writer) -> None:
+    """Delete the digests: in a bucket they would take no memory of this process."""
+    store = open_store(writer.target)
+    for key in store.list().result():
+        if key.endswith(DIGESTS.encode()):
+            store.write(key, None).result()

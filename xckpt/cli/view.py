@@ -79,6 +79,11 @@ def view_command(
     if output is not None:
         say(f"{output}: {os.path.getsize(output):,} bytes")
         return
+    _serve(view, port, browse=not no_browser and has_screen())
+
+
+def _serve(view: CheckpointView, port: int, *, browse: bool) -> None:
+    """Serve the page to this machine until Ctrl-C."""
     from xckpt.viewer.server import PageServer
 
     try:
@@ -88,7 +93,7 @@ def view_command(
     with server:
         say(f"{server.url} until Ctrl-C")
         sys.stdout.flush()
-        if not no_browser and has_screen():
+        if browse:
             webbrowser.open(server.url)
         with suppress(KeyboardInterrupt):
             server.serve_forever()

@@ -288,7 +288,7 @@ def parse(
         data: what is stored.
         digest: makes a digest of bytes.
         memory_bytes: what it may take in memory; None for any amount.
-        is_ours: whether `encode` made it in this job, which has held it against the rules.
+        is_ours: whether `encode` made it in this job, and so has checked it against the rules.
 
     Raises:
         VersionError: a newer version wrote it.
@@ -306,6 +306,20 @@ def parse(
         )
     if head.version != VERSION:
         raise ManifestError(f"the format never had a version {head.version}")
+    body = _body(data, digest)
+    if memory_bytes is not None:
+        check_memory(decoded_bytes(body), f"the manifest of {len(data):,} bytes", memory_bytes)
+    manifest = decode_body(body, memory_bytes)
+    if memory_bytes is not None:
+        size, leaves = described_bytes(manifest), len(manifest.leaves)
+        check_memory(size, f"the manifest of {leaves:,} leaves", memory_bytes)
+    if not is_ours:
+        check(manifest)
+    return manifest
+
+
+def _body(data: bytes, digest: Digest) -> memoryview:
+    """The inner bytes of a manifest of this version; one that was altered is refused."""
     envelope = decode(data, _Envelope, "the manifest is truncated or altered", RESTORE)
     body = memoryview(envelope.checkpoint)  # it may be a gigabyte
     around = msgspec.json.encode(msgspec.structs.replace(envelope, checkpoint=msgspec.Raw(b"0")))
@@ -320,15 +334,7 @@ def parse(
         raise ManifestError(
             f"the manifest was altered: its digest does not fit its content; {RESTORE}"
         )
-    if memory_bytes is not None:
-        check_memory(decoded_bytes(body), f"the manifest of {len(data):,} bytes", memory_bytes)
-    manifest = decode_body(body, memory_bytes)
-    if memory_bytes is not None:
-        size, leaves = described_bytes(manifest), len(manifest.leaves)
-        check_memory(size, f"the manifest of {leaves:,} leaves", memory_bytes)
-    if not is_ours:
-        check(manifest)
-    return manifest
+    return body
 
 
 def check(manifest: Manifest) -> None:

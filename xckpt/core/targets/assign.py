@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.names import component
@@ -64,14 +64,22 @@ def _assign(
         new = leaves[below] if is_leaf else _assign(child, below, leaves, adapters, keep)
         if new is not child:
             changed[key] = new
-    if not changed:
-        return node
+    return _changed(node, name, container[1], changed) if changed else node
+
+
+def _changed(
+    node: object,
+    name: str,
+    children: Iterable[tuple[str | int, object]],
+    changed: Mapping[str | int, object],
+) -> object:
+    """A container with some other children: itself, or a new one in place of an immutable one."""
     if isinstance(node, MutableMapping | list):
         for key, new in changed.items():
             node[key] = new  # type: ignore[index]  # a list's keys are ints
         return node
     if isinstance(node, tuple):
-        values = [changed.get(key, child) for key, child in container[1]]
+        values = [changed.get(key, child) for key, child in children]
         return getattr(type(node), "_make", tuple)(values)
     if isinstance(node, PerRank):
         return PerRank(*changed.values())

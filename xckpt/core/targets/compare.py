@@ -54,31 +54,40 @@ def compare(
     likes = likes or {}
     for name, target in targets.items():
         stored = metadata.state_dict_metadata.get(name)
-        difference, kind = "", "value"
         if stored is None:
-            if strict:
-                difference, kind = not_stored(name, metadata), MISSING
-        elif isinstance(stored, BytesStorageMetadata):
-            if target is not None:
-                difference = _value_difference(target, stored.kind, cast)
-            else:
-                kind = "type"
-                difference = _type_difference(stored.kind, value_kind(likes.get(name)))
-        elif target is None:
-            difference = (
-                f"the checkpoint holds {named(stored.properties.dtype)} tensor of shape "
-                f"{stored.size}, not a Python value"
-            )
-        elif isinstance(target, NumberTarget):
-            difference = number_difference(target.stored, target.kind, cast=cast)
-        elif not _is_alike(target, stored):
-            difference = "; ".join(_tensor_differences(target, stored, cast))
-            kind = difference.partition(" ")[0]
+            kind, difference = MISSING, not_stored(name, metadata) if strict else ""
+        else:
+            kind, difference = _difference(target, stored, likes.get(name), cast)
         if difference:
             differing[name] = Problem(name, kind=kind, text=difference)
     if cast:
         differing = _without_scales(targets, metadata) | differing
     return differing
+
+
+def _difference(
+    target: TargetLeaf | None,
+    stored: TensorStorageMetadata | BytesStorageMetadata,
+    like: object,
+    cast: bool,
+) -> tuple[str, str]:
+    """How a target does not fit the stored leaf: what kind of problem it is, and the words.
+
+    The words are empty if it fits.
+    """
+    if isinstance(stored, BytesStorageMetadata):
+        if target is None:
+            return "type", _type_difference(stored.kind, value_kind(like))
+        return "value", _value_difference(target, stored.kind, cast)
+    if target is None:
+        tensor = f"{named(stored.properties.dtype)} tensor of shape {stored.size}"
+        return "value", f"the checkpoint holds {tensor}, not a Python value"
+    if isinstance(target, NumberTarget):
+        return "value", number_difference(target.stored, target.kind, cast=cast)
+    if _is_alike(target, stored):
+        return "", ""
+    words = "; ".join(_tensor_differences(target, stored, cast))
+    return words.partition(" ")[0], words
 
 
 def _without_scales(
