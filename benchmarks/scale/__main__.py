@@ -14,7 +14,8 @@
 | ``--all`` | all of these |
 
 Each case of the first runs in a process of its own, which holds all ranks, one after the other: the
-seconds and bytes are those of the real engine, and nothing is written.
+seconds and bytes are those of the real engine, and nothing is written. All usual cases of saves
+take a quarter of an hour; the simulation, which plays every rank, is nearly all of that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -152,6 +155,8 @@ def main(
     """Simulate saves of many ranks by the real planner, wire encoding and commit."""
     if here:
         ((name, ranks, tensors),) = cases
+        # Nothing is loaded: how much memory a load would take need not be said.
+        warnings.filterwarnings("ignore", "memory://")
         saves = simulate(PLACEMENTS[name](ranks, tensors), gathered=gathered)
         print(json.dumps([asdict(save) for save in saves]))
         return
@@ -195,10 +200,14 @@ def _both_ways(case: tuple[str, int, int]) -> list[dict[str, Any]]:
 
 def _apart(case: tuple[str, int, int], *, gathered: bool) -> dict[str, Any]:
     """The figures of a case, from a process of its own."""
+    name, ranks, tensors = case
+    how = "gathered" if gathered else "alone"
+    click.echo(f"scale: {name} {ranks:,} x {tensors:,}, plans {how}", nl=False, err=True)
+    began = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.scale", "--here", "--case", *map(str, case)]
     command += ["--gathered"] if gathered else []
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    name, ranks, tensors = case
+    click.echo(f": {time.monotonic() - began:.0f} s", err=True)
     saves = json.loads(done.stdout)
     what = {"placement": name, "ranks": ranks, "tensors": tensors, "gathered": gathered}
     return what | {"saves": saves}

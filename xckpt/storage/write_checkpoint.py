@@ -141,9 +141,11 @@ class ZarrStorageWriter(PlainStorageWriter):
         _check(planned, self.target, self.options)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         tree = DocumentTree(self.codecs, planned.pack_bytes)
-        self._draft, self._files = planned, DocumentWrites(self.target, where, tree)
+        base_orders, shared = None, None
+        if self._base is not None:
+            base_orders, shared = self._base.orders, self._base.in_folder()
+        self._draft, self._files = planned, DocumentWrites(self.target, where, tree, shared)
         orders = WriteOrders(where, self.codecs, (), pack_bytes=planned.pack_bytes)
-        base_orders = self._base.orders if self._base is not None else None
         given = orders_for(plans, orders, planned, base_orders)
         return [replace(p, storage_data=d) for p, d in zip(plans, given, strict=True)], metadata
 

@@ -64,10 +64,15 @@ def check(path: Path, state: State) -> None:
     assert np.array_equal(np.asarray(array[...]), state["w"])
 
 
+def is_own(path: Path) -> bool:
+    """Whether a file has no other name."""
+    return path.stat().st_nlink == 1
+
+
 def written_to(folder: Path) -> int:
     """Bytes of files that the folder alone has."""
-    status = [path.stat() for path in folder.rglob("*") if path.is_file()]
-    return sum(each.st_size for each in status if each.st_nlink == 1)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in files if is_own(path))
 
 
 @pytest.mark.parametrize("options", [SaveOptions(), SMALL, SaveOptions(crc32c=True)])
@@ -96,11 +101,35 @@ def test_what_changed_is_written(tmp_path: Path) -> None:
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_the_bytes_written_for_an_unchanged_state(tmp_path: Path) -> None:
-    state = {"w": np.random.default_rng(0).standard_normal((1024, 4096), np.float32)}
+@pytest.mark.parametrize("options", [SaveOptions(), SaveOptions(crc32c=True)])
+@pytest.mark.parametrize("count", [1, 40])
+def test_the_bytes_written_for_an_unchanged_state(
+    tmp_path: Path, count: int, options: SaveOptions
+) -> None:
+    """They are those of the manifest and the digests: a zarr.json that is equal is shared."""
+    elements = np.random.default_rng(0).standard_normal((count, 100, 8000 // count), np.float32)
+    state = {f"layer.{number}": {"w": each} for number, each in enumerate(elements)}
+    xckpt.save(tmp_path / "a", state, options=options)
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=options)
+    own = [path for path in (tmp_path / "b").rglob("*") if path.is_file() and is_own(path)]
+    assert {path.name for path in own} == {MANIFEST, DIGESTS}
+    assert written_to(tmp_path / "b") < 0.01 * elements.nbytes
+    assert xckpt.open(tmp_path / "b").verify() == []
+
+
+def test_a_document_that_was_edited_is_written_anew(tmp_path: Path) -> None:
+    state = a_state()
     xckpt.save(tmp_path / "a", state)
+    documents = [path.relative_to(tmp_path / "a") for path in tmp_path.rglob("zarr.json")]
+    assert len(documents) == 8
+    edited = documents[::2]
+    for document in edited:
+        path = tmp_path / "a" / document
+        path.write_bytes(path.read_bytes().replace(b"zarr", b"ZARR"))
+    assert len(xckpt.open(tmp_path / "a").verify()) == len(edited)
     xckpt.save(tmp_path / "b", state, base=tmp_path / "a")
-    assert written_to(tmp_path / "b") < 0.01 * state["w"].nbytes
+    assert {each for each in documents if is_own(tmp_path / "b" / each)} == set(edited)
+    check(tmp_path / "b", state)
 
 
 def test_what_goes_with_shared_chunks_is_synced_in_one_call(

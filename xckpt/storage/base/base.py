@@ -149,6 +149,15 @@ class Base:
                 made[id(orders)] = msgspec.structs.replace(orders, base=base)
         return [made[id(orders)] for orders in given]
 
+    def in_folder(self) -> BaseOrders | None:
+        """What finds the files of a base in a folder; None if nothing there can be shared.
+
+        Raises:
+            NotACheckpointError: there is no base.
+        """
+        self._open()
+        return self._orders if self.location.folder is not None else None
+
     def _equal(self, array: ZarrArray, pack_bytes: int) -> ZarrArray | None:
         """The array of the base with the same chunks, elements aside."""
         if not self._is_there(array):

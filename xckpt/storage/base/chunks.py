@@ -3,7 +3,8 @@
 1. `BaseChunks` holds the base's root group open, so that it stays the same folder when another save
    takes its place, and checks that it is the one that the coordinator has read.
 2. `BaseChunks.digest` reads the digest of one chunk, `BaseChunks.place` its place in a pack.
-3. `BaseChunks.share` gives a chunk's file a second name, a hard link. If the file system refuses
+3. `BaseChunks.share_document` compares a whole file, a zarr.json, before it is shared.
+4. `BaseChunks.share` gives a chunk's file a second name, a hard link. If the file system refuses
    that, the new name gets a copy that shares its blocks (a reflink), if the file system has those.
    The file must be a plain one of the right length, and belong to the owner of the save's own
    files: another user could change theirs.
@@ -150,6 +151,16 @@ class BaseChunks:
             os.unlink(new)
             return f"{leaf}: the base's chunk {problem}"
         return ""
+
+    def share_document(self, key: str, content: bytes, new: str, *, synced: bool) -> bool:
+        """Give a file of the base a second name if it has this content; whether it was done.
+
+        Raises:
+            OSError: the new name is taken, or its folder cannot be made.
+        """
+        if self.problem or self.read(key, 0, len(content) + 1) != content:
+            return False
+        return not self.share("", key, new, len(content), synced=synced)
 
     def _fault(self, status: os.stat_result, nbytes: int) -> str:
         if not stat.S_ISREG(status.st_mode):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import starmap
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from xckpt.storage.base.packs import EqualPack, by_item
 from xckpt.storage.base.sharing import SharingWrites, joined, unit_digests
 from xckpt.storage.budget import Reservation
 from xckpt.storage.chunks.orders import BaseOrders, Written
-from xckpt.storage.chunks.unit_files import documents_with
 from xckpt.storage.chunks.units import Taken, Unit
 from xckpt.storage.chunks.write_chunks import UnderWay, item_units
 from xckpt.storage.location import REQUESTS, Location, answer, storage_errors
@@ -71,12 +71,12 @@ class CopyingWrites(SharingWrites[BaseObjects]):
             return super()._begin(unit, reservation, taken)
         assert self._base is not None and unit.item is not None
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
-            documents = [self._root.write(*each) for each in documents_with(unit, self.codecs)]
+            documents = tuple(starmap(self._root.write, self._documents(unit)))
         key = unit.array.key(unit.box.offsets)
         about = unit.item, unit.array, unit.number, key, unit.data.nbytes
         self._copies.append(_Copy(*about, self._base.copy(key)))
         self._report.note(unit.array, taken)
-        begun = UnderWay(unit.array.leaf, 0, tuple(documents), None)
+        begun = UnderWay(unit.array.leaf, 0, documents, None)
         self._under_way.add(begun)
         if reservation is not None:
             reservation.unit_done()

@@ -1,6 +1,7 @@
 """Sharing files: an equal chunk's file gets a second name in the folder of the save.
 
-1. The name is made where the chunk would be written (`xckpt.storage.base.chunks`).
+1. The name is made where the chunk would be written (`xckpt.storage.base.chunks`); so is that of a
+   zarr.json that is equal.
 2. In the end the folders of the new names are synced; where there are many, one call syncs them
    with all else (`xckpt.storage.commit.batch`).
 """
@@ -62,6 +63,17 @@ class LinkingWrites(SharingWrites[BaseChunks]):
         promise, done = ts.Promise.new()
         promise.set_result(None)
         return done
+
+    def _documents(self, unit: Unit) -> Iterator[tuple[str, bytes]]:
+        """What goes with a unit and is not equal in the base; the rest is shared."""
+        synced = not self._location.unsynced
+        for key, content in super()._documents(unit):
+            new = f"{self._location.path}/{key}"
+            if self._base and self._base.share_document(key, content, new, synced=synced):
+                with self._lock:
+                    self._folders.add(os.path.dirname(new))
+            else:
+                yield key, content
 
     def _share(self, unit: Unit, digest: bytes) -> bool:
         """Give the base's file of an equal chunk its new name, if that can be done."""

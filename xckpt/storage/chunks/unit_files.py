@@ -9,10 +9,11 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from xckpt.core.manifest.entries import EDITION, DocumentTree, Entry, array_document
 from xckpt.storage.budget import IN_FLIGHT, Pool
+from xckpt.storage.chunks.orders import BaseOrders
 from xckpt.storage.chunks.plain_files import stored_bytes, write_file, write_plain
 from xckpt.storage.chunks.units import Unit
 from xckpt.storage.location import Location, Writing, answer, open_store, storage_errors
@@ -27,10 +28,10 @@ def documents_with(unit: Unit, codecs: tuple[str, ...]) -> Iterator[tuple[str, b
         yield f"{unit.array.path}/zarr.json", array_document(unit.array, codecs, EDITION)
 
 
-def write_documents(unit: Unit, location: Location, codecs: tuple[str, ...]) -> None:
-    """Write what goes with a unit to local files."""
+def write_documents(documents: Iterable[tuple[str, bytes]], location: Location) -> None:
+    """Write (key, content) to local files."""
     within, synced = location.path, not location.unsynced
-    for key, content in documents_with(unit, codecs):
+    for key, content in documents:
         write_file(f"{within}/{key}", [content], within=within, synced=synced)
 
 
@@ -52,10 +53,18 @@ class DocumentWrites:
         target: where the save goes, for errors.
         location: where it is staged.
         tree: makes the documents.
+        base: finds those of a base in a folder, which are shared.
     """
 
-    def __init__(self, target: Location, location: Location, tree: DocumentTree) -> None:
+    def __init__(
+        self,
+        target: Location,
+        location: Location,
+        tree: DocumentTree,
+        base: BaseOrders | None = None,
+    ) -> None:
         self._target, self._location, self._tree = target, location, tree
+        self._base = base
         self._under_way: deque[Writing] = deque()
 
     def begin(self, leaves: Iterable[Entry], pool: Pool | None = None) -> None:
@@ -64,12 +73,21 @@ class DocumentWrites:
         Raises:
             StorageError: the storage refused.
         """
-        self._begin(self._tree.add(leaves), pool)
+        self._begin(self._unshared(self._tree.add(leaves)), pool)
 
     def begin_last(self, leaves: Iterable[Entry], side_files: Iterable[tuple[str, bytes]]) -> None:
         """Start writing what goes with the last leaves, the root's document, and side files."""
-        self._begin(self._tree.add(leaves))
-        self._begin([("zarr.json", self._tree.root()), *side_files])
+        root = (("zarr.json", self._tree.root()) for _ in range(1))  # made after the leaves'
+        self._begin(self._unshared(chain(self._tree.add(leaves), root)))
+        self._begin(side_files)
+
+    def _unshared(self, documents: Iterable[tuple[str, bytes]]) -> Iterable[tuple[str, bytes]]:
+        """The documents that have to be written; the others are shared."""
+        if self._base is None:
+            return documents
+        from xckpt.storage.base.documents import unshared
+
+        return unshared(documents, self._base, self._target, self._location)
 
     def _begin(self, contents: Iterable[tuple[str, bytes]], pool: Pool | None = None) -> None:
         if pool is not None and self._target.driver == "file":
@@ -86,10 +104,8 @@ class DocumentWrites:
 
     def _write_files(self, contents: Iterable[tuple[str, bytes]]) -> None:
         """Write files of a local folder, in a thread."""
-        within, synced = self._location.path, not self._location.unsynced
         with storage_errors(self._target):
-            for key, content in contents:
-                write_file(f"{within}/{key}", [content], within=within, synced=synced)
+            write_documents(contents, self._location)
 
     def wait(self) -> None:
         """Wait until all are durable.

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -142,6 +142,7 @@ class ChunkWrites:
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._pack_bytes, self._report = orders.pack_bytes, _RankReport(orders.draft)
         self._in_threads = self._is_local and not self.codecs
+        self._together = TOGETHER if orders.location.unsynced else 1
         self._unsent: list[tuple[Unit, Reservation]] = []  # for a thread, with the next ones
         self._begun: deque[UnderWay] = deque()  # those that the caller waits for
         self._under_way: set[UnderWay] = set()  # all of them
@@ -176,9 +177,7 @@ class ChunkWrites:
 
     def _submit(self, size: int, item: WriteItem, pool: Pool) -> None:
         """Begin an item's units, within the budget; its bytes are released with the last unit."""
-        together = TOGETHER if self._location.unsynced else 1
-        array = self._arrays.holding(item)
-        packed = self._is_packed(array)
+        packed = self._is_packed(array := self._arrays.holding(item))
         if packed and size <= SMALL_BYTES:
             for unit in item_units(item, array, self.planner):
                 self._pack(unit)  # the pack copies it at once: it need not wait for the budget
@@ -197,7 +196,7 @@ class ChunkWrites:
                 reservation.unit_done()
             elif self._in_threads and not pool.single:
                 self._unsent.append((unit, reservation))
-                if size > SMALL_BYTES or len(self._unsent) >= together:
+                if size > SMALL_BYTES or len(self._unsent) >= self._together:
                     self._send(pool)
             elif self._is_local and unit.is_plain(self.codecs):
                 self._write_file(unit, reservation)
@@ -276,11 +275,14 @@ class ChunkWrites:
         try:
             with storage_errors(f"{self.where}: {unit.array.leaf}"):
                 written = self._write_plain(unit)
-                write_documents(unit, self._location, self.codecs)
+                write_documents(self._documents(unit), self._location)
         finally:
             reservation.unit_done()
         self._report.note(unit.array, written)
         self.progress.add(unit.data.nbytes)
+
+    def _documents(self, unit: Unit) -> Iterable[tuple[str, bytes]]:
+        return documents_with(unit, self.codecs)
 
     def _write_plain(self, unit: Unit) -> Iterable[tuple[int, bytes]]:
         """Write the elements of a unit to its file; number and digest of each chunk in it."""
@@ -290,8 +292,7 @@ class ChunkWrites:
         """Begin a unit's write, from the caller's memory if that is in C order, and digest it."""
         data = plain_bools(np.asarray(unit.data, order="C"))
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
-            documents = [self._root.write(*each) for each in documents_with(unit, self.codecs)]
-            written = self._write(unit, data), *documents
+            written = self._write(unit, data), *starmap(self._root.write, self._documents(unit))
         under_way = UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         self._under_way.add(under_way)
         self._report.note(unit.array, taken or digests(unit, data))
