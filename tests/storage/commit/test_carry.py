@@ -13,6 +13,7 @@ import pytest
 
 import xckpt
 from tests.storage.commit.test_staging import Stopping, keys, names, save_with, step_at
+from xckpt.core.commit import Step
 from xckpt.core.manifest.own_keys import OwnKeys
 from xckpt.storage.commit import carry as carry_module
 from xckpt.storage.commit import staging as staging_module
@@ -102,14 +103,14 @@ def test_files_in_the_folder_of_an_array_are_there_before_the_exchange(
     path = tmp_path / "ckpt"
     xckpt.save(path, OLD)
     files = put_files(path)
-    exchange = staging_module.exchange
+    take_name = staging_module.take_name
 
-    def looking(staged: Path, target: Path) -> None:
+    def looking(step: Step, staged: Path, target: Path) -> None:
         check_files(staged, files)
-        exchange(staged, target)
+        take_name(step, staged, target)
         check_files(target, files)
 
-    monkeypatch.setattr(staging_module, "exchange", looking)
+    monkeypatch.setattr(staging_module, "take_name", looking)
     xckpt.save(path, NEW, overwrite=True)
     check_files(path, files)
 
@@ -313,7 +314,9 @@ def test_the_next_save_rescues_what_a_killed_one_left(
         raise Killed
 
     with monkeypatch.context() as patch:
-        where = (StagedCheckpoint, "remove_replaced") if exchanged else (staging_module, "exchange")
+        where = (
+            (StagedCheckpoint, "remove_replaced") if exchanged else (staging_module, "take_name")
+        )
         patch.setattr(*where, kill)
         appear_after_carrying(patch, "late.txt", "late")
         with pytest.raises(Killed):
