@@ -66,6 +66,13 @@ def noted_units(staged: Path, digest: bytes) -> dict[int, bytes]:
     Args:
         staged: the staging folder.
         digest: that of the conversion; the journals of other ones are ignored.
+
+    Example:
+        >>> from xckpt.storage.commit.folder import journal_of
+        >>> staged = Path("staged")
+        >>> Journal(journal_of(staged, 0), b"this one").note(3, b"written")
+        >>> noted_units(staged, b"this one"), noted_units(staged, b"another")
+        ({3: b'written'}, {})
     """
     reports: dict[int, bytes] = {}
     for path in journals(staged):

@@ -100,7 +100,15 @@ def _entry(source: TensorSource, name: str) -> TensorEntry | ValueEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SourceArray(StoredArray):
-    """A tensor of another library's checkpoint."""
+    """A tensor of another library's checkpoint.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"w": np.arange(6).reshape(2, 3)}, "an-array.safetensors")
+        >>> array = open_foreign("an-array.safetensors").array("w")
+        >>> array.shape, array[1, :2].tolist()
+        ((2, 3), [3, 4])
+    """
 
     home: SourceCheckpoint
     """The checkpoint that it is in."""
@@ -151,6 +159,13 @@ class SourceCheckpoint(Checkpoint):
         format: its format, for messages.
         source: reads it.
         options: threads and memory.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"w": np.arange(6).reshape(2, 3)}, "a-file.safetensors")
+        >>> checkpoint = open_foreign("a-file.safetensors")
+        >>> checkpoint.format, list(checkpoint), checkpoint.verify()
+        ('safetensors', ['w'], [])
     """
 
     def __init__(

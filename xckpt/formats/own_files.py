@@ -41,7 +41,12 @@ from xckpt.storage.location import storage_errors
 
 @dataclass(frozen=True, slots=True)
 class OwnFiles:
-    """The files of a checkpoint of another library."""
+    """The files of a checkpoint of another library.
+
+    Example:
+        >>> OwnFiles("torch", Path("w.pt"), (Path("w.pt"),)).single
+        True
+    """
 
     format: str
     place: Path

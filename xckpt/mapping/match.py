@@ -34,7 +34,14 @@ class RuleInstance:
 
 @dataclass(slots=True)
 class Matches:
-    """The instances of all rules, and the leaves and rules left over."""
+    """The instances of all rules, and the leaves and rules left over.
+
+    Example:
+        >>> matches = Matches()
+        >>> matches.note_takers("step", [])
+        >>> matches.unused
+        ['step']
+    """
 
     instances: list[RuleInstance] = field(default_factory=list[RuleInstance])
     unused: list[str] = field(default_factory=list[str])

@@ -111,7 +111,16 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
 
 
 def metadata_of(tree: object) -> Metadata | None:
-    """What an open checkpoint says of its leaves; None of any other tree."""
+    """What an open checkpoint says of its leaves; None of any other tree.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://its-metadata", {"step": 7})
+        >>> list(metadata_of(xckpt.open("memory://its-metadata")).state_dict_metadata)
+        ['step']
+        >>> metadata_of({"step": 7}) is None
+        True
+    """
     metadata = getattr(tree, "metadata", None)
     return metadata if isinstance(metadata, Metadata) else None
 

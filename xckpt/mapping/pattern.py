@@ -109,7 +109,12 @@ class Affine:
 
 
 class Text(NamedTuple):
-    """Any text of at least one character."""
+    """Any text of at least one character.
+
+    Example:
+        >>> Pattern.parse("model.{rest...}").parts
+        ('model.', Text(name='rest'))
+    """
 
     name: str
 

@@ -52,7 +52,13 @@ def doctor_command(path: str, as_json: bool) -> None:
 
 
 def diagnosed(path: str) -> Diagnosis:
-    """Look at this process, and at the storage of a path."""
+    """Look at this process, and at the storage of a path.
+
+    Example:
+        >>> remarks = diagnosed("s3:///no-bucket").remarks
+        >>> [remark.kind for remark in remarks if remark.kind == "fails"]
+        ['fails']
+    """
     from xckpt.cli.doctor import findings
     from xckpt.errors import StorageError
     from xckpt.storage.abilities.bucket import bucket_abilities

@@ -78,7 +78,15 @@ def of_machine(machine: Machine, packages: Mapping[str, str | None]) -> Iterator
 
 
 def of_local(found: LocalAbilities) -> Iterator[Remark]:
-    """What follows from what a file system can do."""
+    """What follows from what a file system can do.
+
+    Example:
+        >>> from xckpt.core.commit import FileSystem
+        >>> able = FileSystem(locks=True, syncs_folders=True, tells_case=False, longest_name=255)
+        >>> found = LocalAbilities("/data", able, True, True, True, True, 0.001, 1 << 40, None)
+        >>> [remark.text for remark in of_local(found)]
+        ['names that differ in case alone are one: such leaves are refused']
+    """
     able = found.able
     if not able.locks:
         text = "there are no file locks: two concurrent saves to one path are not separated"

@@ -63,7 +63,18 @@ def made_table(leaves: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def inference_tables(inference: Inference) -> Iterator[RenderableType]:
-    """What is certain, assumed, ambiguous, left over; names that differ by a number are one."""
+    """What is certain, assumed, ambiguous, left over; names that differ by a number are one.
+
+    Example:
+        >>> import numpy as np
+        >>> from xckpt.cli.render.tables import console
+        >>> from xckpt.mapping.infer.infer import infer
+        >>> found = infer({"fc.weight": np.zeros((4, 2))}, {"fc": {"kernel": np.zeros((2, 4))}})
+        >>> console().print(*inference_tables(found))
+        1 certain, in 1 rule
+        source     target     operations
+        fc.weight  fc/kernel  transpose [1, 0]
+    """
     rules = [_rule_cells(rule) for rule in inference.mapping.rules if not rule.assumes]
     title = f"{len(inference.certain):,} certain, in {counted(len(rules), 'rule')}"
     yield _titled(title, ("source", "target", "operations"), rules)

@@ -43,7 +43,18 @@ def checkpoint_facts(report: CheckpointReport) -> list[tuple[str, str]]:
 
 
 def checkpoint_lines(report: CheckpointReport) -> Iterator[str]:
-    """The facts and the tree, for a pipe."""
+    """The facts and the tree, for a pipe.
+
+    Example:
+        >>> step = LeafReport("step", "value", "int", None, 0, "manifest", value="7")
+        >>> for line in checkpoint_lines(CheckpointReport("ckpt", 0, 1, 0, 0, None, {}, (step,))):
+        ...     print(line)
+        checkpoint  ckpt
+        holds       0 tensors and 1 value, 0 B in 0 chunks
+        <BLANKLINE>
+        leaf  dtype  shape or value  size  chunk  chunks  saved as
+        step  int    7
+    """
     facts = ((name, printable(fact)) for name, fact in checkpoint_facts(report))
     yield from columns(facts)
     yield ""

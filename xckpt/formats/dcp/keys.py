@@ -58,7 +58,12 @@ class LeafNames:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object that DCP knows by one fqn: a leaf, or a list or tuple that is one object to DCP."""
+    """An object that DCP knows by one fqn: a leaf, or a list or tuple that is one object to DCP.
+
+    Example:
+        >>> StoredObject(("betas",), ("betas/0", "betas/1")).leaves
+        ['betas/0', 'betas/1']
+    """
 
     path: KeyPath
     """The key path as DCP writes it: an int is a list's index, all else is a str."""

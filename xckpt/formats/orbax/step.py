@@ -100,6 +100,15 @@ def user_metadata(
         item: the folder of the tree.
         custom: the custom metadata of the tree itself.
         memory: what the documents may take together.
+
+    Example:
+        >>> from pathlib import Path
+        >>> step = Path("step-of-run")
+        >>> for item in ("default", "metrics"):
+        ...     (step / item).mkdir(parents=True)
+        >>> _ = (step / "metrics/metrics").write_text('{"loss": 0.5}')
+        >>> user_metadata(step, step / "default", None, Allowance())
+        {'orbax.items': {'metrics': {'loss': 0.5}}}
     """
     step = None if item == path else item.parent
     user: dict[str, object] = {}

@@ -226,7 +226,12 @@ def empty_containers(names: Iterable[str], containers: Mapping[str, str]) -> Ite
 
 
 def encode_tree(leaves: list[Leaf], custom: object = None) -> bytes:
-    """A ``_METADATA`` for zarr v3 arrays in plain files."""
+    """A ``_METADATA`` for zarr v3 arrays in plain files.
+
+    Example:
+        >>> parse_tree(encode_tree([Leaf(("step",), "scalar")])).zarr_version
+        3
+    """
     entries = {}
     for leaf in leaves:
         keys = [
@@ -249,7 +254,15 @@ def encode_tree(leaves: list[Leaf], custom: object = None) -> bytes:
 
 
 def looks_like_orbax(folder: FilePath) -> bool:
-    """Whether a folder is an item, a step, or the root of steps."""
+    """Whether a folder is an item, a step, or the root of steps.
+
+    Example:
+        >>> from pathlib import Path
+        >>> Path("item").mkdir()
+        >>> Path("item", TREE).touch()
+        >>> looks_like_orbax(Path("item"))
+        True
+    """
     if (folder / TREE).is_file() or (folder / CHECKPOINT).is_file():
         return True
     return bool(items_in(folder) or steps_in(folder))

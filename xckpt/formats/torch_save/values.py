@@ -147,6 +147,11 @@ def read_value(
         ManifestError: it is damaged, or not what torch writes.
         UnsupportedLeafError: it holds an object that is not a plain value; or a tensor has more
             elements than its storage, is big-endian, or is of a dtype that the format lacks.
+
+    Example:
+        >>> from xckpt.formats.torch_save.pickle_writer import dump
+        >>> read_value(dump({"step": 7}), lambda key, dtype: None)
+        {'step': 7}
     """
 
     def storage(kind: object, class_: object, key: object, place: object, count: object) -> Storage:

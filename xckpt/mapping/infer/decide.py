@@ -37,7 +37,18 @@ TRANSPOSED_CONVOLUTIONS = ("transpose", "deconv", "upconv", "upsample", "convt")
 
 
 def decide(pairs: Sequence[Pair], trees: Trees) -> tuple[list[Pair], list[Doubt]]:
-    """The pairs whose first layout is taken, and doubts about the others."""
+    """The pairs whose first layout is taken, and doubts about the others.
+
+    Example:
+        >>> from xckpt.mapping.infer.align import align
+        >>> from xckpt.mapping.infer.leaves import leaves_of
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> torch = leaves_of({"fc.weight": TensorSpec((2, 4), "int8")})
+        >>> flax = leaves_of({"fc/kernel": TensorSpec((4, 2), "int8")})
+        >>> certain, doubts = decide(align(torch, flax).pairs, Trees.of(torch, flax))
+        >>> [pair.layouts[0].kind for pair in certain], doubts
+        (['transposed'], [])
+    """
     alternatives = {pair.source: len(pair.fits) for pair in pairs}
     pairs = _along_one_axis(pairs)
     kinds: dict[object, set[str]] = defaultdict(set)
@@ -149,7 +160,18 @@ class Finding:
 
 
 def put_together(pairs: Sequence[Pair]) -> tuple[list[Finding], list[Doubt]]:
-    """The findings of certain pairs, and doubts about leaves with parts that are not certain."""
+    """The findings of certain pairs, and doubts about leaves with parts that are not certain.
+
+    Example:
+        >>> from xckpt.mapping.infer.align import align
+        >>> from xckpt.mapping.infer.leaves import leaves_of
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> torch = leaves_of({"fc.weight": TensorSpec((2, 4), "int8")})
+        >>> flax = leaves_of({"fc/kernel": TensorSpec((4, 2), "int8")})
+        >>> [finding], doubts = put_together(align(torch, flax).pairs)
+        >>> finding.sources, finding.targets, finding.operations
+        ((('fc.weight',),), (('fc/kernel',),), (Transpose(axes=(1, 0)),))
+    """
     grouped: dict[tuple[str, tuple[str, ...]] | int, list[Pair]] = defaultdict(list)
     for number, pair in enumerate(pairs):
         sides = (("source", pair.source), ("target", pair.target))

@@ -28,6 +28,18 @@ class Images:
 
     Args:
         pairs: all that were found, with their first layouts.
+
+    Example:
+        >>> from xckpt.mapping.infer.align import align
+        >>> from xckpt.mapping.infer.leaves import leaves_of
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> def tree(**shapes):
+        ...     return leaves_of({name: TensorSpec(of, "int8") for name, of in shapes.items()})
+        >>> torch = tree(**{"conv.weight": (8, 3, 3, 3), "fc.weight": (10, 128)})
+        >>> flax = tree(**{"conv/kernel": (3, 3, 3, 8), "fc/kernel": (128, 10)})
+        >>> pairs = align(torch, flax).pairs
+        >>> print(Images(pairs).doubt(pairs[1]))
+        its 128 inputs may be a convolution's flattened output, channels first in torch and ...
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:

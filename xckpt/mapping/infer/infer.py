@@ -59,7 +59,12 @@ class Ambiguity:
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """Leaves without a counterpart: name -> what is known about it, or ``""``."""
+    """Leaves without a counterpart: name -> what is known about it, or ``""``.
+
+    Example:
+        >>> len(Unmatched({"rotary.inv_freq": ""}, {}))
+        1
+    """
 
     source: dict[str, str]
     target: dict[str, str]

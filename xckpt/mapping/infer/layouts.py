@@ -82,6 +82,14 @@ def fits(source: LeafGroup, target: LeafGroup) -> dict[int | None, list[AxisLayo
     """The layouts of two groups, by the axis of a stack; empty if none fits.
 
     Without a stack that axis is None.
+
+    Example:
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> weight = ModelLeaf.of("fc.weight", TensorSpec((2, 4), "int8"))
+        >>> kernel = ModelLeaf.of("fc/kernel", TensorSpec((4, 2), "int8"))
+        >>> groups = (LeafGroup(leaf.key, (leaf,)) for leaf in (weight, kernel))
+        >>> {axis: [each.kind for each in layouts] for axis, layouts in fits(*groups).items()}
+        {None: ['transposed']}
     """
     one, other = source.leaves[0], target.leaves[0]
     options: dict[int | None, list[AxisLayout]] = {}
