@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import xckpt
+from xckpt.core.manifest.entries import Manifest, TensorEntry, documents
 from xckpt.storage.location import Location, open_store
+
+DOCUMENT = next(
+    text for _, text in documents(Manifest((TensorEntry("w", "int8", (4,), (2,)),), ""))
+)
+"""A zarr.json of an array, as a save writes it."""
 
 
 def keys(url: str) -> list[str]:

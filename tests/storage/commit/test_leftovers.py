@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import xckpt
+from tests.support.stored import DOCUMENT
 from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import leftovers as leftovers_module
 from xckpt.storage.commit import staging as staging_module
@@ -223,7 +224,7 @@ def test_generations_and_saves_in_place(tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     (mount / "w" / "c").mkdir(parents=True)
     for key in ("xckpt.saving", "w/zarr.json", "w/c/0", "config.json"):
-        (mount / key).write_bytes(b"{}")
+        (mount / key).write_bytes(DOCUMENT if key == "w/zarr.json" else b"{}")
     found = xckpt.gc(tmp_path)
     assert {(left.path, left.removed) for left in found} == {
         (str(generation), False),

@@ -12,6 +12,7 @@ import pytest
 
 import xckpt
 from tests.support.servers import environment, gcs, new_place, s3
+from tests.support.stored import DOCUMENT
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.location import Location, open_store
 
@@ -59,13 +60,17 @@ def fail(place: str) -> None:
 @pytest.mark.parametrize("call", [collect, delete, overwrite, fail])
 @pytest.mark.parametrize("left", ["a claim", "an unreadable manifest"])
 def test_other_checkpoints_below_stay(place: str, left: str, call: Callable[[str], None]) -> None:
-    """What a killed save has left is known by its shape, and so does another checkpoint look."""
+    """What a killed save has left is known by its shape, and so does another checkpoint look, or an
+    array of another library: one that lay beside was deleted.
+    """
     xckpt.save(f"{place}/step-1", STATE)
     xckpt.save(f"{place}/deep/er/step-2", STATE)
+    for key in ("mine/zarr.json", "mine/c/0", "w/mine/zarr.json", ".generations/notes/0"):
+        open_store(Location.parse(place)).write(key, b'{"shape": [3], "zarr_format": 3}').result()
     steps = contents(place)
     mark = {"a claim": "xckpt.saving", "an unreadable manifest": "xckpt.json"}[left]
     content = CLAIMED if left == "a claim" else b"{"
-    for key, value in {mark: content, "w/zarr.json": b"{}", "w/c/0": b"mine"}.items():
+    for key, value in {mark: content, "w/zarr.json": DOCUMENT, "w/c/0": b"ours"}.items():
         open_store(Location.parse(place)).write(key, value).result()
     call(place)
     there = contents(place)

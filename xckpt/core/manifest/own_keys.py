@@ -2,22 +2,23 @@
 
 1. A manifest implies its own keys (`OwnKeys.of`): the manifest, the digests, a zarr.json for each
    array and for each folder above one, and the chunks of the arrays.
-2. All below ``.generations`` is its own, and so are packs, by their names, the claim of a save,
+2. Saves below ``.generations`` are its own, and so are packs, by their names, the claim of a save,
    and lock files beside a key, which a killed save may have left.
 3. Where a manifest cannot be read, and where a save was killed before it wrote one, keys are known
    by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``. Another
-   checkpoint below looks the same, so nothing in its folder counts by shape (`OwnKeys.among`).
+   checkpoint below looks the same, so nothing in its folder counts by shape (`OwnKeys.among`), and
+   no array or group does whose zarr.json is not as xckpt writes it (`is_own_document`).
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
-from typing import Final
+from typing import Final, TypeAlias
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Shape
@@ -49,9 +50,25 @@ _LOCK: Final = ".__lock"
 """What TensorStore appends to the name of a file that it is about to write."""
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 """Of a piece, or of a chunk in a dimension, as it is written."""
-_PACK: Final = re.compile(rf"{re.escape(PACKS)}/[0-9a-f]{{32}}|{re.escape(PLACES)}")
+_NAMED: Final = re.compile(
+    rf"{re.escape(PACKS)}/[0-9a-f]{{32}}|{re.escape(PLACES)}|{re.escape(GENERATIONS)}/[0-9a-f]+(/.*)?",
+    re.DOTALL,
+)
+"""What is a checkpoint's own by its name: packs, and saves beside the data."""
 _CHUNK: Final = re.compile(rf"(.+)/c(?:/(?:{_NUMBER.pattern}))*")
 _MARKS: Final = (MANIFEST, CLAIM, *ORBAX)
+_DOCUMENT: Final = re.compile(
+    rb'\{\n  "zarr_format": 3,\n  "node_type": "(?:'
+    rb'array",\n  "shape": .*\n  "storage_transformers": \[\]|'
+    rb'group",\n  "attributes": (?:\{\}\n|\{\n    "xckpt": |.*\n  "consolidated_metadata"))',
+    re.DOTALL,
+)
+"""How xckpt begins a zarr.json; other libraries have other fields, or another order."""
+DOCUMENT_BYTES: Final = 1 << 16
+"""Of a zarr.json, as many as tell whose it is."""
+
+Documents: TypeAlias = Callable[[Sequence[str]], Iterable[bytes]]
+"""Reads the zarr.json at some keys, or their first `DOCUMENT_BYTES`; empty where it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,8 @@ class OwnKeys:
     """Whether every key that looks like one of a zarr array or group counts."""
     inner: frozenset[str] = frozenset()
     """Folders of other checkpoints, whose keys do not count."""
+    others: frozenset[str] = frozenset()
+    """Arrays and groups that others have written, whose keys do not count by shape."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> OwnKeys:
@@ -96,30 +115,48 @@ class OwnKeys:
                 parent = posixpath.dirname(parent)
         return cls(frozenset(paths), frozenset(groups), pieces)
 
-    def among(self, keys: Iterable[str]) -> OwnKeys:
-        """The same; where shapes count, those of other checkpoints among these keys do not.
+    def among(self, keys: Collection[str], read: Documents | None = None) -> OwnKeys:
+        """The same; where shapes count, those of others among these keys do not.
+
+        Args:
+            keys: all that there are.
+            read: tells which arrays are others'; without it, all that lie in no other checkpoint
+                count.
 
         Example:
             >>> own = BY_SHAPE.among(["w/zarr.json", "step-1/zarr.json", "step-1/xckpt.json"])
             >>> own.owns("w/zarr.json"), own.owns("step-1/zarr.json")
             (True, False)
+            >>> BY_SHAPE.among(["w/zarr.json", "w/c/0"], lambda keys: [b"{}"]).owns("w/c/0")
+            False
         """
-        return replace(self, inner=_places_in(keys)) if self.by_shape else self
+        if not self.by_shape:
+            return self
+        documents = [key for key in keys if read and posixpath.basename(key) == _ZARR]
+        found = zip(documents, read(documents) if read else (), strict=True)
+        others = {posixpath.dirname(key) for key, text in found if not is_own_document(text)}
+        return replace(self, inner=_places_in(keys), others=frozenset(others))
 
     def owns(self, key: str) -> bool:
         """Whether a key is the checkpoint's own."""
         key = key.removesuffix(_LOCK)
         if self.inner and not self.inner.isdisjoint(_above(key)):
             return False
-        if key in (MANIFEST, CLAIM) or key.startswith(f"{GENERATIONS}/") or _PACK.fullmatch(key):
+        if key in (MANIFEST, CLAIM) or _NAMED.fullmatch(key):
             return True
         folder, name = posixpath.split(key)
-        if name == _ZARR and (self.by_shape or folder in self.groups or self.is_array(folder)):
+        if name == _ZARR and (
+            self._has_shape(folder) or folder in self.groups or self.is_array(folder)
+        ):
             return True
         if key == DIGESTS:
             return self.by_shape or "" in self.groups
         chunk = _CHUNK.fullmatch(key)
-        return chunk is not None and (self.by_shape or self.is_array(chunk[1]))
+        return chunk is not None and (self._has_shape(chunk[1]) or self.is_array(chunk[1]))
+
+    def _has_shape(self, path: str) -> bool:
+        """Whether shapes count in the folder of an array or a group."""
+        return self.by_shape and path not in self.others
 
     def is_array(self, path: str) -> bool:
         """Whether a folder is a zarr array of the checkpoint."""
@@ -211,15 +248,28 @@ def objects_beside(manifest: Manifest) -> Iterator[tuple[str, int]]:
     yield from ((key, len(content)) for key, content in documents(manifest))
 
 
-def own_among(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
+def is_own_document(text: bytes) -> bool:
+    """Whether a zarr.json begins as xckpt writes it.
+
+    Example:
+        >>> is_own_document(b'{"zarr_format": 3, "node_type": "group"}')
+        False
+    """
+    return _DOCUMENT.match(text) is not None
+
+
+def own_among(
+    keys: list[str], kinds: Iterable[OwnKeys], *kept: str, read: Documents | None = None
+) -> list[str]:
     """The keys that are a checkpoint's own, and the folders above them, except for some.
 
     Args:
         keys: relative to the checkpoint's place; folders are among them.
         kinds: what counts as its own; shapes do not where another checkpoint is.
         kept: keys that do not count, nor does what is below them.
+        read: see `OwnKeys.among`.
     """
-    kinds = [kind.among(keys) for kind in kinds]
+    kinds = [kind.among(keys, read) for kind in kinds]
     own = {key for key in keys if any(kind.owns(key) for kind in kinds)}
     found = own | {above for key in own for above in _above(key)}
     left = tuple(f"{key}/" for key in kept if key)

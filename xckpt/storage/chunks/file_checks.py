@@ -4,6 +4,7 @@ under the names that a manifest implies.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -18,6 +19,7 @@ import tensorstore as ts
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
+from xckpt.core.manifest.own_keys import DOCUMENT_BYTES, Documents
 from xckpt.storage.location import Location, Reading, answer, answer_within, open_store
 from xckpt.storage.refusals import is_permission, refusal
 
@@ -57,6 +59,17 @@ def stored_content(
         return file_content(f"{root.path}/{key}", most)
     read = answer(asked or open_store(root).read(key), root)
     return read.value if read.state == "value" else None
+
+
+def documents_in(folder: Path) -> Documents:
+    """Reads the zarr.json files of a folder."""
+
+    def read(key: str) -> bytes:
+        with contextlib.suppress(OSError):
+            return file_content(f"{folder}/{key}", DOCUMENT_BYTES) or b""
+        return b""
+
+    return lambda keys: map(read, keys)
 
 
 def file_content(

@@ -44,7 +44,7 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.file_checks import file_content, status_problem
+from xckpt.storage.chunks.file_checks import documents_in, file_content, status_problem
 from xckpt.storage.commit.folder import remove_tree, sync_folder, unlisted
 
 logger: Final = logging.getLogger("xckpt")
@@ -102,7 +102,7 @@ def own_keys_in(folder: Path, deleted: OwnKeys = BY_SHAPE) -> OwnKeys:
     manifest = manifest_in(folder)
     is_deleted = manifest is None and (folder / CLAIM).exists()
     own = deleted if is_deleted else own_keys(manifest)
-    return own.among(names_below(folder)) if own.by_shape else own
+    return own.among(names_below(folder), documents_in(folder)) if own.by_shape else own
 
 
 def names_below(folder: Path) -> list[str]:
@@ -138,14 +138,15 @@ def foreign_files(folder: Path, own: OwnKeys, at: str = "") -> Iterator[str]:
             entries = sorted(found, key=lambda entry: entry.name)
     except FileNotFoundError:
         return  # it was removed just now
-    if at and not entries and not (own.is_group(at) or own.is_array(at) or own.owns(at)):
+    ours = at in ("", GENERATIONS) or own.is_group(at) or own.is_array(at) or own.owns(at)
+    if not entries and not ours:
         yield at
     for entry in entries:
         key = f"{at}/{entry.name}" if at else entry.name
         if not entry.is_dir(follow_symlinks=False):
             if not own.owns(key):
                 yield key
-        elif key != GENERATIONS:
+        else:
             yield from foreign_files(folder, own, key)
 
 

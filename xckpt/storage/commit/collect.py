@@ -24,18 +24,13 @@ from pathlib import Path
 import msgspec
 
 from xckpt.core.manifest.codec import parse
-from xckpt.core.manifest.own_keys import (
-    BY_SHAPE,
-    CLAIM,
-    GENERATIONS,
-    MANIFEST,
-    own_among,
-)
+from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, own_among
 from xckpt.core.run.names import step_number
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks.file_checks import documents_in
 from xckpt.storage.commit.carry import manifest_in, names_below, own_keys_in
 from xckpt.storage.commit.file_system import Lock, is_local, lock
 from xckpt.storage.commit.folder import (
@@ -244,7 +239,7 @@ def _root_in(folder: Path) -> tuple[str | None, bool]:
 def _own_files(folder: Path) -> list[Path]:
     """What a save in place has written to a folder, and no file of the user."""
     keys = names_below(folder)
-    found = own_among(keys, [BY_SHAPE], GENERATIONS, CLAIM, MANIFEST)
+    found = own_among(keys, [BY_SHAPE], GENERATIONS, CLAIM, MANIFEST, read=documents_in(folder))
     return [path for path in map(folder.joinpath, found) if path.is_symlink() or not path.is_dir()]
 
 

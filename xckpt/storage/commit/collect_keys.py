@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 import posixpath
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -29,11 +30,23 @@ import msgspec
 import numpy as np
 import tensorstore as ts
 
-from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, own_among
+from xckpt.core.manifest.own_keys import (
+    BY_SHAPE,
+    CLAIM,
+    GENERATIONS,
+    MANIFEST,
+    Documents,
+    own_among,
+)
 from xckpt.errors import StorageError
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.collect import Leftover, is_due, root_of
-from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
+from xckpt.storage.commit.conditional import (
+    KeyClaim,
+    delete_keys,
+    documents_of,
+    let_arrive,
+)
 from xckpt.storage.commit.folder import ClaimText, new_identity
 from xckpt.storage.commit.keys import REPLACED
 from xckpt.storage.commit.leftovers import OwnerState
@@ -41,6 +54,8 @@ from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _DATED = 16
 """Digits of an identity that begins with a time."""
+_IDENTITY = re.compile("[0-9a-f]+")
+"""Of a save beside the data."""
 _UNREADABLE = "?"
 """Stands for the root that a manifest names which cannot be read."""
 
@@ -77,10 +92,10 @@ def _find_at(
     note = f"{place}{root}/{REPLACED}"
     if note in generations.get(named, ()):
         old = answer(store.read(note), location).value
-        own = [note, *_of_manifest(old, keys, place)]
+        own = [note, *_of_manifest(old, keys, place, documents_of(store, location, place))]
         yield _measured(location, store, note, place, own, _age(named))
     elif "" in generations and root != "":  # beside data in place the claim stays
-        own = [f"{place}{CLAIM}", *_in_place(keys, place)]
+        own = [f"{place}{CLAIM}", *_in_place(keys, place, documents_of(store, location, place))]
         claim = answer(store.read(own[0]), location).value
         yield _measured(location, store, own[0], place, own, _age(_saver(claim)))
 
@@ -90,25 +105,27 @@ def _places(keys: Iterable[str]) -> dict[str, dict[str, list[str]]]:
     places: dict[str, dict[str, list[str]]] = {}
     for key in keys:
         place, found, below = key.partition(f"{GENERATIONS}/")
+        identity = below.partition("/")[0]
         if found and (not place or place.endswith("/")):
-            identity = below.partition("/")[0]
+            if not _IDENTITY.fullmatch(identity):
+                continue  # the user's
             places.setdefault(place, {}).setdefault(identity, []).append(key)
         elif posixpath.basename(key) == CLAIM:
             places.setdefault(key.removesuffix(CLAIM), {}).setdefault("", []).append(key)
     return places
 
 
-def _of_manifest(manifest: bytes, keys: Iterable[str], place: str) -> list[str]:
+def _of_manifest(manifest: bytes, keys: Iterable[str], place: str, read: Documents) -> list[str]:
     """The keys in place that a manifest implies, and the claim beside them."""
     below = [key.removeprefix(place) for key in keys if key.startswith(place)]
-    own = own_among(below, [own_keys(manifest)], MANIFEST, GENERATIONS)
+    own = own_among(below, [own_keys(manifest)], MANIFEST, GENERATIONS, read=read)
     return [f"{place}{key}" for key in own]
 
 
-def _in_place(keys: Iterable[str], place: str) -> list[str]:
+def _in_place(keys: Iterable[str], place: str, read: Documents) -> list[str]:
     """The keys that look like those of a save in place, and lie in no checkpoint below."""
     below = [key.removeprefix(place) for key in keys if key.startswith(place)]
-    own = own_among(below, [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
+    own = own_among(below, [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS, read=read)
     return [f"{place}{key}" for key in own]
 
 
@@ -254,9 +271,9 @@ def _own(store: ts.KvStore, where: str, place: str, location: Location) -> list[
     name, generation = posixpath.basename(where), where.removeprefix(place)
     if name == REPLACED and root == posixpath.dirname(generation):
         old = answer(store.read(where), location).value
-        return [*_of_manifest(old, keys, place), where]
+        return [*_of_manifest(old, keys, place, documents_of(store, location, place)), where]
     if name == CLAIM and root not in ("", _UNREADABLE) and f"{place}{root}/{REPLACED}" not in keys:
-        return [*_in_place(keys, place), where]
+        return [*_in_place(keys, place, documents_of(store, location, place)), where]
     left = name not in (CLAIM, REPLACED) and root not in (generation, _UNREADABLE)
     return [key for key in keys if left and key.startswith(f"{where}/")]
 

@@ -26,9 +26,9 @@ from typing import Final
 import msgspec
 import tensorstore as ts
 
-from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
+from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, Documents
 from xckpt.errors import CheckpointExistsError, StorageError
-from xckpt.storage.chunks.file_checks import stored_content
+from xckpt.storage.chunks.file_checks import documents_in, stored_content
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.location import Location, Reading, Writing, answer
 
@@ -241,6 +241,15 @@ def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: L
         )
     written = answer(store.write(key, content, if_equal=seen), target).generation
     return written or generation_if(store, key, content, target)
+
+
+def documents_of(store: ts.KvStore, target: Location, place: str = "") -> Documents:
+    """Reads the zarr.json at keys below a place, all at once."""
+    if target.folder is not None:
+        return documents_in(target.folder / place)
+    return lambda keys: [
+        answer(asked, target).value for asked in [store.read(f"{place}{key}") for key in keys]
+    ]
 
 
 def is_written(target: Location, manifest: bytes) -> bool:

@@ -45,6 +45,7 @@ from xckpt.storage.commit.conditional import (
     KeyClaim,
     came_first,
     delete_or_unlink,
+    documents_of,
     empty_stale_lock,
     is_kept,
     is_written,
@@ -170,7 +171,8 @@ class KeyStaging:
         kinds = [self.own, *(own_keys(answer(note, self.target).value) for note in notes)]
         if CLAIM in keys and "" not in self.own.groups and not notes:
             kinds.append(BY_SHAPE)  # a save in place was killed, and has left no manifest
-        return own_among(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
+        kept = MANIFEST, f"{MANIFEST}.__lock", self.root
+        return own_among(keys, kinds, *kept, read=documents_of(store, self.target))
 
     def _note(self, store: ts.KvStore) -> None:
         """Begin to copy the old manifest, if a later save needs it to clean up after a kill."""
@@ -255,8 +257,7 @@ class KeyStaging:
         left = delete_or_unlink(store, self.target, others, self.claim if self.committed else None)
         if self.target.folder is not None:
             marks += [posixpath.dirname(mark) for mark in marks if "/" in mark]
-        if not left:
-            left = delete_or_unlink(store, self.target, marks)
+        left = left or delete_or_unlink(store, self.target, marks)
         if left:
             sizes = {key: (written or {}).get(key, 0) for key in left}
             note_left(self.target, sizes, next(iter(left.values())), failed=not self.committed)
