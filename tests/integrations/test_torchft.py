@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -85,6 +87,31 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(xckpt.CorruptCheckpointError):
         XckptTransport(tmp_path).recv_checkpoint(0, sender.metadata(), 0, LONG)
+
+
+KILLED = """
+import os, sys, torch
+from datetime import timedelta
+from xckpt.integrations.torchft import XckptTransport
+sender = XckptTransport(sys.argv[1])
+sender.send_checkpoint([1], 3, {"w": torch.ones(2)}, timedelta(seconds=9))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_replica_has_sent_goes(tmp_path: Path) -> None:
+    lives = XckptTransport(tmp_path)
+    lives.send_checkpoint([1], 0, state_of(0), LONG)
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    names = ["notes", "7_1-2_elsewhere_" + 32 * "0"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert len(list(tmp_path.iterdir())) == 4
+    sender = XckptTransport(tmp_path)
+    sender.send_checkpoint([1], 3, state_of(3), LONG)
+    own = [Path(each.metadata()).name for each in (lives, sender)]
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([*names, *own])
+    assert same(sender.recv_checkpoint(0, lives.metadata(), 0, SOON), state_of(0))
 
 
 REPLICAS, STEPS = 2, 5

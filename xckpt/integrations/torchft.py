@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from datetime import timedelta
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from xckpt.api.load import load
 from xckpt.api.places import exists
 from xckpt.api.save import check_path, save
 from xckpt.integrations.absent import absent
+from xckpt.integrations.living import own_name, remove_of_dead
 from xckpt.integrations.removal import remove, remove_empty
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.storage.location import Location
@@ -68,7 +68,7 @@ class XckptTransport(CheckpointTransport):
         load_options: LoadOptions | None = None,
     ) -> None:
         check_path(root, "XckptTransport(root)")
-        self._place = str(Location.parse(root).within(uuid.uuid4().hex))
+        self._place = str(Location.parse(root).within(own_name()))
         self._device, self._options, self._load_options = device, options, load_options
         self._sent: str | None = None
 
@@ -81,10 +81,13 @@ class XckptTransport(CheckpointTransport):
     ) -> None:
         """Save a step; when it returns, the state may change. The step before is deleted.
 
+        So is what replicas have sent that were killed on this host.
+
         Raises:
             XckptError: as `xckpt.save`.
         """
         del dst_ranks, timeout
+        remove_of_dead(self._place)
         path = f"{self._place}/{step}"
         save(path, state_dict, overwrite=True, no_dist=True, options=self._options)
         if path != self._sent:
@@ -103,9 +106,8 @@ class XckptTransport(CheckpointTransport):
             if time.monotonic() > until:
                 raise TimeoutError(f"rank {src_rank} has sent no step {step} to {path}")
             time.sleep(LOOK_SECONDS)
-        return load(
-            path, framework="torch", device=self._device, no_dist=True, options=self._load_options
-        )
+        options, device = self._load_options, self._device
+        return load(path, framework="torch", device=device, no_dist=True, options=options)
 
     def shutdown(self, wait: bool = True) -> None:
         """Delete what was sent, and the folder of this transport."""
