@@ -181,7 +181,7 @@ def test_what_is_not_permitted_says_what_to_do(
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr("xckpt.storage.commit.staging.exchange", refuse)
+    monkeypatch.setattr("xckpt.storage.commit.staging.take_name", refuse)
     with pytest.raises(xckpt.StorageError, match=r"not permitted.*; it is another user's.*path"):
         xckpt.save(saved, {"w": np.zeros(2)}, overwrite=True)
     assert xckpt.load(saved)["step"] == 1
