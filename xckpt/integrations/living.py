@@ -35,6 +35,7 @@ def remove_of_dead(own: str) -> None:
         own: its path or URL; in a bucket nothing is removed.
 
     Example:
+        >>> from pathlib import Path
         >>> own = Path("shared", own_name())
         >>> own.mkdir(parents=True)
         >>> remove_of_dead(str(own))
