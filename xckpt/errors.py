@@ -331,11 +331,13 @@ def _sendable(text: str) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Ranks in words, runs of them shortened.
+    """Ranks in words: runs of them shortened, and of many runs the first eight.
 
     Example:
         >>> ranks_in_words([3]), ranks_in_words([0, 1, 2, 3, 7])
         ('rank 3', 'ranks 0-3, 7')
+        >>> ranks_in_words(range(0, 40, 2))
+        'ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more'
     """
     runs: list[list[int]] = []
     for rank in sorted(ranks):
@@ -343,5 +345,6 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(parts)}"
+    said = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:8]]
+    more = f" and {left:,} more" if (left := sum(map(len, runs[8:]))) else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(said)}{more}"

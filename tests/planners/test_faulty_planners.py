@@ -298,10 +298,13 @@ def invented(metadata: Metadata) -> Metadata:
     [
         (
             described("b", properties=TensorProperties("float16")),
-            ["b: rank 0 has to write it, but it is float32 of shape (5,), in the metadata float16"],
+            ["b: rank 0 has to write it, but it is float32 of shape (5,), and float16 of"],
         ),
         (described("w", size=(16, 3)), ["w: rank 0 has to write it", "in the metadata", "(16, 3)"]),
-        (described("step", kind="str"), ["step: rank ", "a Python int, in the metadata a Python"]),
+        (
+            described("step", kind="str"),
+            ["step: rank ", "a Python int, and a Python str in the metadata"],
+        ),
         (forgotten, ["b: rank 0 has to write it, but it is not in the metadata"]),
         (invented, ["s: the value was written by no rank"]),
     ],

@@ -222,7 +222,7 @@ def test_an_item_that_was_not_committed_is_an_error():
             pass
 
     xckpt.save("memory://hooks-forgotten", {"w": WEIGHT})
-    with pytest.raises(xckpt.PlanError, match="w: read, but commit_tensor was not called"):
+    with pytest.raises(xckpt.PlanError, match="w: commit_tensor was not called for each item read"):
         xckpt.load("memory://hooks-forgotten", {"w": WEIGHT}, planner=Forgetful())
 
 

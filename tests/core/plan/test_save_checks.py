@@ -52,7 +52,7 @@ def test_each_leaf_that_differs_is_listed_once():
     changed = Metadata({"none": leaves["none"], "w": BytesStorageMetadata()})
     assert set(refusal(check_shares, shares, changed)) == {
         "w: rank 0 has to write it, but it is float32 of shape (4, 2), "
-        "in the metadata a Python opaque",
+        "and a Python opaque in the metadata",
         "step: rank 1 has to write it, but it is not in the metadata",
     }
 
@@ -71,7 +71,7 @@ def test_a_finished_plan_has_the_leaves_of_the_share():
     share = shares[0]
     finished = replace(share, items=[half(item) for item in share.items])
     assert refusal(check_finished, share, finished) == (
-        "w: it is float16 of shape (4, 2), in the share float32 of shape (4, 2)",
+        "w: it is float16 of shape (4, 2), and float32 of shape (4, 2) in the share",
     )
     new = replace(share.items[0], index=replace(share.items[0].index, fqn="new"))
     assert refusal(check_finished, share, replace(share, items=[new])) == (

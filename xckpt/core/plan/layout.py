@@ -1,4 +1,4 @@
-"""The global step of a save, as pure functions over columns: the grid, and each rank's boxes.
+"""How a leaf is laid out in a save, as pure functions: its grid, and what each rank writes of it.
 
 For each leaf, from the boxes that all ranks reported (`LeafShards`):
 
@@ -36,7 +36,7 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LeafTable
-from xckpt.core.text.printable import in_few
+from xckpt.errors import ranks_in_words
 
 MOST_BESIDE = 4
 """Boxes beside a gap that a message names."""
@@ -109,7 +109,7 @@ def lay_out(shards: LeafShards, options: GridOptions, kept: Grid | None = None) 
     ranks = shards.ranks[filled]
     fault = cover_fault(shards.shape, boxes)
     if fault is not None:
-        return _in_words(fault, shards.shape, boxes, lambda n: _some_ranks(ranks[inverse == n]))
+        return _in_words(fault, shards.shape, boxes, lambda n: _held_by(ranks[inverse == n]))
     if len(boxes) == 0:
         grid = choose_grid(shards.shape, shards.item_bytes, boxes, options)
         return Layout(boxes, grid, (), contested=False)
@@ -299,7 +299,6 @@ def _bounds(sizes: Int64s, unit: Int64s, most: int) -> tuple[Int64s, Int64s]:
     return low, high
 
 
-def _some_ranks(ranks: Int64s) -> str:
-    """Ranks in words, at most eight."""
-    distinct = [*map(str, np.unique(ranks).tolist())]
-    return f"{'rank' if len(distinct) == 1 else 'ranks'} {in_few(distinct, 8)}"
+def _held_by(ranks: Int64s) -> str:
+    """The ranks that hold a box in words, each once."""
+    return ranks_in_words(np.unique(ranks).tolist())

@@ -294,7 +294,7 @@ def _differences(
         if other is None:
             yield row.name, f"it is not in {where}"
         elif other != leaf:
-            yield row.name, f"it is {_spelled(leaf)}, in {where} {_spelled(other)}"
+            yield row.name, f"it is {_spelled(leaf)}, and {_spelled(other)} in {where}"
 
 
 def _leaf(row: LeafRow) -> Leaf:

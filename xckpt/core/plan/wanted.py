@@ -174,7 +174,7 @@ class WantedLeaf(msgspec.Struct, gc=False):
             PlanError: an element of it has not landed.
         """
         if self.missing is None or any(self.missing):
-            raise PlanError(f"{self.name}: read, but commit_tensor was not called for all of it")
+            raise PlanError(f"{self.name}: commit_tensor was not called for each item read")
         return self.target.result()
 
     def replaced(self, by: object) -> object:
@@ -213,8 +213,8 @@ class WantedLeaf(msgspec.Struct, gc=False):
         elif missing < 0:
             region = Box(item.dest_offsets, item.lengths)
             raise PlanError(
-                f"{self.name}: {region} of box {number} was committed, but the box has got "
-                f"{-missing} elements too many; each read item must be committed once"
+                f"{self.name}: {region} of box {number} was committed, which makes "
+                f"{-missing} elements too many; commit each read item once"
             )
 
 

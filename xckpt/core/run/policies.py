@@ -14,16 +14,15 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal, SupportsIndex, TypeAlias, overload
+from typing import Final, Literal, SupportsIndex, TypeAlias, overload
 
 from xckpt.core.names import is_utf8
 from xckpt.core.run.numbers import checked_step, count_of, minutes_of
 from xckpt.core.run.record import StepRecord
 from xckpt.core.run.signals import signals_named
 
-"""Halves of characters, which no manifest holds."""
-SECONDS = 60.0
-"""Of a minute."""
+MINUTE: Final = 60.0
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class EveryMinutes:
         return list(kept)
 
     def _apart(self, earlier: float, later: float) -> bool:
-        return not 0 <= later - earlier < self.m * SECONDS
+        return not 0 <= later - earlier < self.m * MINUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +292,7 @@ def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:
     """Whether a run saves now: one of the policies says so, and the step is not saved yet.
 
     Raises:
-        TypeError: a policy has not said whether.
+        TypeError: a policy returned neither True nor False.
 
     Example:
         >>> is_due(Moment(10, time=0.0), [EverySteps(10)])
