@@ -65,7 +65,7 @@ def _slowest(work: Callable[[], object]) -> float:
     return float(taken)
 
 
-def _work(rank: int, ranks: int, folder: str, rounds: int, quick: bool, told: Any) -> None:
+def _work(rank: int, ranks: int, folder: str, rounds: int, quick: bool, results: Any) -> None:
     torch.set_num_threads(1)
     rendezvous = f"file://{folder}/rendezvous{ranks}"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks)
@@ -85,16 +85,16 @@ def _work(rank: int, ranks: int, folder: str, rounds: int, quick: bool, told: An
     ]
     times = [[_slowest(work) for work in works] for _ in range(rounds)]
     if rank == 0:
-        told.put(np.array(times).T.tolist())
+        results.put(np.array(times).T.tolist())
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measure(ranks: int, folder: str, rounds: int, quick: bool) -> list[float]:
     """Median seconds of a save, of comparing equal ranks, and of comparing stages of a pipeline."""
-    told = multiprocessing.get_context("spawn").SimpleQueue()
-    multiprocessing.spawn(_work, (ranks, folder, rounds, quick, told), nprocs=ranks)
-    return [median(times) for times in told.get()]
+    results = multiprocessing.get_context("spawn").SimpleQueue()
+    multiprocessing.spawn(_work, (ranks, folder, rounds, quick, results), nprocs=ranks)
+    return [median(times) for times in results.get()]
 
 
 @click.command()

@@ -2,8 +2,8 @@
 
 1. Two threads of ``readinto`` over such files are the limit that a load is measured against.  The
    tensors are handed out largest first, so that both threads end together.
-2. The same with digests is the floor of whoever verifies: each slab of half a MiB is hashed while
-   it is in the cache, and nothing else is written but the elements.
+2. The same with digests is the least time that a format with digests takes: each slab of half a
+   MiB is hashed while it is in the cache, and nothing else is written but the elements.
 3. Into new arrays, the kernel makes pages of zeros first: most often that takes longer than to
    read.
 """

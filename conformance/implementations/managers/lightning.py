@@ -36,7 +36,7 @@ UNREADABLE = -1
 
 
 class Model(LightningModule):
-    """Holds a state, and what its manager is told of it."""
+    """Holds a state, and logs its number and its loss, by which `ModelCheckpoint` keeps steps."""
 
     def __init__(self) -> None:
         super().__init__()
