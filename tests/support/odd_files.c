@@ -6,7 +6,7 @@
               name is EPERM), clones (FICLONE is EOPNOTSUPP; else it copies)
    ODD_NAMES  the longest name, in bytes
    ODD_FAILS  call:errno:n, the call fails from its n-th time on; call is one of write, fsync,
-              rename, unlink, mkdir, create, link */
+              close, rename, unlink, mkdir, create, link */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <dirent.h>
@@ -251,6 +251,10 @@ int ioctl(int fd, unsigned long request, ...) {
   return 0;
 }
 
+static char unsynced[1 << 16];
+/* Descriptors that were written to since they were opened or synced. */
+static char *mark(int fd) { return &unsynced[fd & 0xffff]; }
+
 int fsync(int fd) {
   if (fd_below(fd)) {
     if (lacks("dirsync") && is_folder(fd)) {
@@ -259,12 +263,25 @@ int fsync(int fd) {
     }
     if (fails("fsync")) return -1;
   }
+  *mark(fd) = 0;
   return NEXT(fsync)(fd);
 }
 int fdatasync(int fd) {
   if (fd_below(fd) && fails("fsync")) return -1;
+  *mark(fd) = 0;
   return NEXT(fdatasync)(fd);
 }
+/* Of what was written and not synced; it is closed all the same, as on NFS. */
+int close(int fd) {
+  int wrong = 0;
+  if (fd > 2 && *setting("ODD_FAILS") && *mark(fd) && fd_below(fd) && fails("close")) wrong = errno;
+  if (fd > 2) *mark(fd) = 0;
+  int done = NEXT(close)(fd);
+  if (!wrong) return done;
+  errno = wrong;
+  return -1;
+}
+
 int syncfs(int fd) {
   if (fd_below(fd) && fails("fsync")) return -1;
   return NEXT(syncfs)(fd);
@@ -300,6 +317,7 @@ FCNTL(fcntl64)
 #define WRITES(name, result, parameters, arguments) \
   result name parameters { \
     if (fd > 2 && *setting("ODD_FAILS") && fd_below(fd) && fails("write")) return -1; \
+    if (fd > 2 && *setting("ODD_FAILS")) *mark(fd) = 1; \
     return NEXT(name) arguments; \
   }
 WRITES(write, ssize_t, (int fd, const void *from, size_t size), (fd, from, size))

@@ -15,7 +15,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -40,6 +40,7 @@ from xckpt.storage.array import plain_bools
 from xckpt.storage.commit.folder import real_path
 from xckpt.storage.commit.output import OutputPath, StagedOutput
 from xckpt.storage.foreign.paths import local_path
+from xckpt.storage.location import storage_errors
 
 MOST_CHUNK_BYTES: Final = 1 << 29
 
@@ -226,20 +227,29 @@ class TensorSink(ABC):
             StorageError: the storage refused.
         """
         assert self._staging is not None
-        self._opened.close()
+        with storage_errors(self.path):  # some file systems say only now that a file has no room
+            self._opened.close()
         self._staging.publish()
 
     def abort(self) -> None:
         """Remove what was written; called in one process."""
-        self._opened.close()
+        with suppress(OSError):
+            self._opened.close()
         if self._staging is not None:
             self._staging.abort()
 
     def close(self) -> None:
-        """Release files, memory and the claim to the path; what was written stays."""
-        self._opened.close()
-        if self._staging is not None:
-            self._staging.release()
+        """Release files, memory and the claim to the path; what was written stays.
+
+        Raises:
+            StorageError: the storage refused.
+        """
+        try:
+            with storage_errors(self.path):
+                self._opened.close()
+        finally:
+            if self._staging is not None:
+                self._staging.release()
 
     @staticmethod
     @abstractmethod

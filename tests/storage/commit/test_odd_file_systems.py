@@ -118,6 +118,7 @@ def test_calls_that_fail(odd: OddFiles, tmp_path: Path, lacks: str, call: str, c
 OTHERS = {
     "write": "EDQUOT",
     "fsync": "EIO",
+    "close": "EDQUOT",
     "mkdir": "ENOSPC",
     "rename": "EDQUOT",
     "create": "ENOSPC",

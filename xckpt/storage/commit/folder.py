@@ -146,8 +146,9 @@ class Claim:
                 with contextlib.suppress(OSError):  # also where no descriptor is left to list them
                     self.path.unlink()
             _descriptors.discard(self.descriptor)
-            os.close(self.descriptor)
-            self.descriptor = -1
+            descriptor, self.descriptor = self.descriptor, -1
+            with contextlib.suppress(OSError):  # nobody needs its content any more
+                os.close(descriptor)
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:

@@ -67,14 +67,21 @@ class PackFile:
             os.rename(self._path, path)
             if synced:
                 sync_folder(os.path.dirname(path))
-        os.close(self._descriptor)
+            self._close()
         return name, None
 
     def discard(self) -> None:
         """Remove it, after a failure."""
         with contextlib.suppress(OSError):
             os.unlink(self._path)
-        os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def _close(self) -> None:
+        """Close it, once."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _write(self) -> None:
         self._hash.update(self._slab)
