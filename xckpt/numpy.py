@@ -110,20 +110,20 @@ class NumpyAdapter(Adapter[Leaf]):
         Raises:
             UnsupportedLeafError: its dtype is not one of the format's, or it is to be filled in
                 place but cannot be written (a NumPy scalar, a read-only array), or several of its
-                elements are one in memory.
+                elements share memory.
         """
         dtype = _format_dtype(like, name)
         if not in_place:
             return ArrayTarget(like.shape, dtype, like.dtype)
         if not isinstance(like, np.ndarray) or not like.flags.writeable:
             raise UnsupportedLeafError(
-                f"{name}: {named(type(like).__name__)} that cannot be written; load_into needs a "
-                f"writable array here, or use load, which returns a new one"
+                f"{name}: {named(type(like).__name__)} cannot be filled in place: give load_into a "
+                f"writable array, or use load, which returns a new one"
             )
         if not is_one_to_one(like.shape, like.strides, like.itemsize):
             raise UnsupportedLeafError(
                 f"{name}: several elements of this array of shape {like.shape} and strides "
-                f"{like.strides} are one in memory; load into a copy() of it"
+                f"{like.strides} share memory; load into a copy() of it"
             )
         return ArrayTarget(like.shape, dtype, like.dtype, like, in_place=True)
 
@@ -154,7 +154,9 @@ _ADVICE: Final = {
 
 def _format_dtype(leaf: Leaf, name: str) -> str:
     if isinstance(leaf, np.ma.MaskedArray):
-        raise UnsupportedLeafError(f"{name}: a masked array; save its data and mask as two leaves")
+        raise UnsupportedLeafError(
+            f"{name}: a masked array is not a leaf; save its data and mask as two"
+        )
     dtype = dtype_name(leaf.dtype)
     if dtype is None:
         advice = _ADVICE.get(leaf.dtype.kind, "convert it to a number type first")

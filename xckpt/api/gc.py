@@ -123,5 +123,5 @@ def _seconds(older_than: float | timedelta | None) -> float | None:
             f"older_than must be seconds or a timedelta, not {named(type(older_than).__name__)}"
         )
     if not older_than >= 0:
-        raise ValueError(f"older_than must not be negative, and is {older_than}")
+        raise ValueError(f"older_than must not be negative, got {older_than}")
     return float(older_than)

@@ -127,9 +127,10 @@ class LoadCall:
 
         check_mapping(self.mapping, self.name)
         if self.planner is not None:
-            raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+            raise ValueError("give a mapping or a planner, not both; a MappedLoadPlanner has both")
         if not self.wanted.everything:
-            raise ValueError("at=, select= and framework= are not for mappings, which say as much")
+            taken = "like and the mapping say what is loaded"
+            raise ValueError(f"at=, select= and framework= do not go with mapping=: {taken}")
 
     def _planner(self, like: object, options: LoadOptions) -> LoadPlanner:
         """The planner of what is wanted: the caller's, or one for this call."""

@@ -226,5 +226,5 @@ def _object(name: str, content: bytes, deserialise: Deserialise) -> object:
     except Exception as error:
         raise UnsupportedLeafError(
             f"{name or 'the root'}: deserialise failed on its {len(content):,} bytes with "
-            f"{type(error).__name__}: {error}; load it without, to have the bytes"
+            f"{type(error).__name__}: {error}; load without deserialise= to get the bytes"
         ) from error

@@ -151,7 +151,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
 
         Raises:
             UnsupportedLeafError: as for `describe`; or it is to be filled in place and is on the
-                meta device, or is an ``expand``ed view several of whose elements are one in memory.
+                meta device, or is an ``expand``ed view several of whose elements share memory.
         """
         specialist = _specialist(like)
         if specialist is not None:

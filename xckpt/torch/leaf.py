@@ -158,7 +158,7 @@ def check_writable(local: torch.Tensor, name: str) -> None:
     """Refuse a tensor that cannot be filled in place.
 
     Raises:
-        UnsupportedLeafError: it has no memory, or several of its elements are one in memory.
+        UnsupportedLeafError: it has no memory, or several of its elements share memory.
     """
     if local.is_meta:
         raise UnsupportedLeafError(
@@ -169,7 +169,7 @@ def check_writable(local: torch.Tensor, name: str) -> None:
     if not (local.is_contiguous() or is_one_to_one(local.shape, local.stride())):
         raise UnsupportedLeafError(
             f"{name}: several elements of this tensor of shape {tuple(local.shape)} and strides "
-            f"{local.stride()} are one in memory; load into a clone() of it"
+            f"{local.stride()} share memory; load into a clone() of it"
         )
 
 

@@ -122,7 +122,7 @@ def _checked(key: Key, d: int, size: int, name: str) -> int | slice | Positions:
     if array.dtype.kind == "b":
         if array.shape != (size,):
             raise IndexError(
-                f"{name}: a mask of shape {array.shape} for dimension {d}, size {size}"
+                f"{name}: dimension {d} has size {size}, but its mask has shape {array.shape}"
             )
         return np.flatnonzero(array)
     positions = array.astype(np.intp)
@@ -156,7 +156,7 @@ def axis_of(key: int | slice | Positions, size: int, chunk: int) -> AxisPicks:
             return AxisPicks(high - low, (run,), slice(None, None, picked.step))
         key = np.arange(picked.start, picked.stop, picked.step, dtype=np.intp)
     if key.ndim != 1:
-        raise IndexError(f"an array of {key.ndim} dimensions as an index of one; use vindex")
+        raise IndexError(f"the index of a dimension has {key.ndim} dimensions, not 1; use vindex")
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.diff(key[order] // chunk)) + 1
     groups = np.split(order, cuts) if len(key) else []
