@@ -248,3 +248,27 @@ def test_a_source_that_was_written_anew_at_its_old_time(
     assert "the conversion starts over" in caplog.text
     loaded = xckpt.load(tmp_path / to)
     assert all((loaded[f"w{i}"] == 2).all() for i in range(8))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the paths of open files are in /proc")
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_a_unit_is_noted_once_it_survives_a_power_cut(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the next conversion took for written what was not on the disk."""
+    xckpt.save(tmp_path / "a", {"w": np.arange(1000.0)})
+    synced, before = list[str](), list[list[str]]()
+    sync, note = os.fsync, Journal.note
+
+    def syncing(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    def noting(journal: Journal, unit: int, report: bytes) -> None:
+        before.append([path for path in synced if "/output/" in path])
+        note(journal, unit, report)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Journal, "note", noting)
+    convert(tmp_path / "a", tmp_path / name, format="dcp" if name == "out" else None)
+    assert before and all(before)

@@ -89,10 +89,11 @@ class SinkOutput:
         return replace(self, sink=None)
 
     def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
-        """Write a unit's parts; there is nothing to report."""
+        """Write a unit's parts, durably; there is nothing to report."""
         sink = _attached(self) if self.sink is None else self.sink
         for part, array in zip(unit.parts, made, strict=True):
             sink.write(part.name, part.box, array)
+        sink.sync(part.name for part in unit.parts)
         return b""
 
 

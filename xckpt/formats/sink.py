@@ -219,6 +219,14 @@ class TensorSink(ABC):
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         """Write a box, whose bools are 0 or 1."""
 
+    @abstractmethod
+    def sync(self, names: Iterable[str]) -> None:
+        """Have what was written of some tensors survive a power cut.
+
+        Raises:
+            StorageError: the storage refused.
+        """
+
     def commit(self) -> None:
         """Sync, and give the output its name; called in one process, when all is written.
 

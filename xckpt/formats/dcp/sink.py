@@ -16,7 +16,7 @@ keys of dicts become strings, empty dicts vanish, and a namedtuple becomes a tup
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,7 @@ from xckpt.formats.torch_save.pickle_machine import Symbol
 from xckpt.formats.torch_save.pickle_writer import Built, call, dump, instance
 from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
+from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.location import storage_errors
 
 CHUNK_BYTES: Final = 1 << 25
@@ -118,6 +119,11 @@ class DCPSink(TensorSink):
             part = np.asarray(data[chunk.slices(box.offsets)])
             with storage_errors(f"{path}: {name}"):
                 write_saved(path, part)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Have the names of files survive a power cut; each file is durable already."""
+        with storage_errors(self.path):
+            sync_folder(self.folder)
 
     def _cells(self, name: str, box: Box) -> Boxes:
         """The chunks of a box that begins and ends with chunks."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -146,6 +146,9 @@ class OrbaxSink(TensorSink):
 
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         self._arrays[name].write(box.offsets, data)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Do nothing: TensorStore has synced each chunk."""
 
     @staticmethod
     def _foreign(path: Path) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -33,6 +33,7 @@ from xckpt.formats.safetensors.header import Header, TensorSpan, check_tensors, 
 from xckpt.formats.safetensors.source import FORMAT, SUFFIX, VALUES
 from xckpt.formats.sink import TensorSink, flat_names, other_files, other_names, value_problems
 from xckpt.formats.strided_ranges import write_box
+from xckpt.storage.chunks.plain_files import sync
 from xckpt.storage.foreign.files import OpenFile
 from xckpt.storage.location import storage_errors
 
@@ -139,6 +140,12 @@ class SafetensorsSink(TensorSink):
         file = self._files[holder]
         with storage_errors(f"{file.path}: {name}"):
             write_box(file, place.start, place.shape, box.offsets, data)
+
+    def sync(self, names: Iterable[str]) -> None:
+        """See `TensorSink.sync`."""
+        for holder in {self._places[name][0] for name in names}:
+            with storage_errors(self.path):
+                sync(self._files[holder].descriptor)
 
     @staticmethod
     def _foreign(path: Path) -> str:

@@ -44,6 +44,7 @@ _PADDING: Final = struct.Struct("<2sH")
 
 def write_saved(path: Path, value: object) -> None:
     """Write a value: plain ones, and arrays of `SAVED_DTYPES`, of which `torch.load` makes tensors.
+    The file is synced.
 
     Raises:
         TypeError: it holds a value of another type.
@@ -75,6 +76,8 @@ def write_saved(path: Path, value: object) -> None:
                 elements = array.reshape(-1).view(np.uint8)
                 archive.writestr(_aligned(f"archive/data/{key}", file), elements.data)
             archive.writestr(zipfile.ZipInfo("archive/version"), "3\n")
+        with staged.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(staged, path)
     except BaseException:
         staged.unlink(missing_ok=True)
