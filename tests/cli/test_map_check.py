@@ -54,6 +54,12 @@ def test_a_mapping_that_fits_is_proven(files: tuple[Path, Path, Path]) -> None:
     assert "  asserted while reading: tied tensors must be equal (emb + head -> table)" in lines
     assert any(line.startswith("  lossy: cast ['float32', 'float16']: ") for line in lines)
     assert run("check", *files[:2]).exit_code == 0
+    assert "idle" not in result.output
+    with files[0].open("a") as file:
+        file.write('[[rule]]\nsource = "l.{i}.wieght"\ntarget = "v.{i}"\n')
+    misspelt = run("check", *files[:2])
+    assert misspelt.exit_code == 0
+    assert "  idle: 1 rule without a tensor here: l.{i}.wieght -> v.{i}\n" in misspelt.output
 
 
 def test_the_rules_are_run_once(

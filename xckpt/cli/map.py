@@ -230,6 +230,7 @@ def check(
 
 def _proof(mapping: str, rules: LeafMapping, resolved: ResolvedMapping) -> Iterable[str]:
     from xckpt.cli.report import counted
+    from xckpt.core.text.printable import in_few
 
     read, made = counted(len(resolved.sources), "tensor"), counted(len(resolved.targets), "tensor")
     yield f"{mapping}: {made} made of {read}, every element used once and defined once"
@@ -238,6 +239,8 @@ def _proof(mapping: str, rules: LeafMapping, resolved: ResolvedMapping) -> Itera
         yield f"  asserted while reading: {reason}{again}"
     if resolved.dropped:
         yield f"  dropped unchecked: {counted(len(resolved.dropped), 'tensor')}"
+    if idle := [*map(str, resolved.idle)]:
+        yield f"  idle: {counted(len(idle), 'rule')} without a tensor here: {in_few(idle)}"
     for rule in rules.assumed:
         yield f"  assumed: {rule.assumes} (rule {rule})"
     for each in resolved.lossy:
