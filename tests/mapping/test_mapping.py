@@ -224,7 +224,7 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([Rule("a", ("b", "c"), [Split((2, 2))])]),
             specs(a=(5,)),
             specs(b=(2,), c=(2,)),
-            ["rule a -> b + c on 'a' [0, 5): split [2, 2]: 2 + 2 = 4, axis 0 has 5; its "
+            ["rule a -> b + c on 'a' [0, 5): split [2, 2]: axis 0 has size 5, not 2 + 2; its "
              "input: float32[5]"],
             id="sizes that do not add up",
         ),
@@ -530,7 +530,7 @@ def test_trees_are_taken_for_source_and_target() -> None:
     "text, words",
     [
         ("rule = 3", "rules are tables"),
-        ("[[rule]]\nsource = 'a'\ntarget = 'b'\nwhere = 1", "not where"),
+        ("[[rule]]\nsource = 'a'\ntarget = 'b'\nwhere = 1", "no where"),
         ("[[rule]]\nsource = 4\ntarget = 'b'", "source is a name"),
         ("[[rule]]\nsource = 'a'\ntarget = 'b'\noperations = [{}]", "no operation"),
         ("[[rule]]\nsource = 'a'\ntarget = 'b'\noperations = [3]", "an operation is a table"),
@@ -553,7 +553,7 @@ def test_trees_are_taken_for_source_and_target() -> None:
         ("[[rule]]\nsource='a'\ntarget='b'\noperations=[{rearrange='(a b) -> a b'}]", "sizes of"),
         ("[[rule]]\nsource = 'a.{i'\ntarget = 'b'", "does not close"),
         ("version = 9", "version 9"),
-        ("rules = []", "not rules"),
+        ("rules = []", "no rules"),
         ("then = 3", "then is a table"),
         ("a = ", "not TOML"),
         ("a = " + "[" * 100_000, "not TOML"),

@@ -158,13 +158,13 @@ def test_arguments_that_can_never_be_right_are_refused(make: object, words: str)
         (Rope("pairs", 4), [(6,)], "6 channels are not 4 heads"),
         (Rope("pairs", 2), [(6,)], "with 3 rotated channels"),
         (Rope("pairs", 2, axis=1), [(6,)], "there is no axis 1 of 1"),
-        (Deinterleave(4), [(6,)], "axis 0 has 6, not 4 equal parts"),
+        (Deinterleave(4), [(6,)], "axis 0 has size 6, not 4 equal parts"),
         (Interleave(2), [(6,), (4,)], r"part 1 has shape \[4\], not 6 groups of 1"),
         (GroupedInterleave((2, 1), 3), [(6,), (4,)], r"shape \[4\], not 3 groups of 1"),
-        (GroupedDeinterleave((2, 1), 3), [(6,)], "has 6, not 3 groups of 3"),
+        (GroupedDeinterleave((2, 1), 3), [(6,)], "has size 6, not 3 groups of 3"),
         (Concatenate((1, 2), 4), [(1,), (2,)], "there is no axis 4 of 1"),
         (Split((1, 2), -2), [(3,)], "there is no axis -2 of 1"),
-        (Strip(4), [(3,)], "axis 0 of 3 has no pad of 4"),
+        (Strip(4), [(3,)], "axis 0 has size 3, less than a pad of 4"),
         (Stack("i"), [(3,)], "no tensors for each 'i'"),
     ],
 )
@@ -179,7 +179,7 @@ def test_tensors_that_do_not_fit_are_refused(
 def test_parts_of_different_types_are_not_joined() -> None:
     types = enumerate(("int8", "uint8"))
     bundle = tuple(Slot.of(leaf(str(i), TensorSpec((2,), dtype))) for i, dtype in types)
-    with pytest.raises(MappingError, match="part 1 is uint8, the first is int8"):
+    with pytest.raises(MappingError, match="part 1 is uint8, but the first is int8"):
         run([Concatenate((2, 2))], bundle, Trace())
 
 

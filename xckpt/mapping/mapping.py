@@ -222,9 +222,9 @@ class LeafMapping:
             (Transpose(axes=(1, 0)),)
         """
         if strange := sorted(set(document) - {"version", "rule", "then"}):
-            raise MappingError(f"a mapping has version, rule and then, not {', '.join(strange)}")
+            raise MappingError(f"a mapping has no {', '.join(strange)}: only version, rule, then")
         if document.get("version", VERSION) != VERSION:
-            raise MappingError(f"mapping version {document['version']!r} is not {VERSION}")
+            raise MappingError(f"mapping version {document['version']!r}; xckpt reads {VERSION}")
         rules = document.get("rule", [])
         if not is_list(rules) or not all(map(is_table, rules)):
             raise MappingError("rules are tables, each under [[rule]]")

@@ -170,7 +170,7 @@ class Rule:
             MappingError: a field is missing, unknown or of another type.
         """
         if strange := [key for key in document if key not in _FIELDS]:
-            raise MappingError(f"a rule has {', '.join(_FIELDS)}, not {', '.join(strange)}")
+            raise MappingError(f"a rule has no {', '.join(strange)}: only {', '.join(_FIELDS)}")
         for side in ("source", "target", "optional"):
             names = document.get(side, ())
             if not isinstance(names, str) and not (

@@ -86,7 +86,7 @@ def _apart(
     words = f"{turn} equal parts" if groups is None else f"{groups} groups of {turn}"
     groups = size // turn if groups is None else groups
     if size != groups * turn:
-        raise ValueError(f"axis {axis} has {size}, not {words}")
+        raise ValueError(f"axis {axis} has size {size}, not {words}")
     before, after = tensor.shape[:axis], tensor.shape[axis + 1 :]
     grouped = reshaped(tensor, (*before, groups, turn, *after))
     return tuple(
@@ -100,7 +100,7 @@ def _joined(tensors: Sequence[Traced], sizes: tuple[int, ...], axis: int) -> Tra
     first = tensors[0]
     for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
         if tensor.dtype != first.dtype:
-            raise ValueError(f"part {i} is {tensor.dtype}, the first is {first.dtype}")
+            raise ValueError(f"part {i} is {tensor.dtype}, but the first is {first.dtype}")
         wanted = (*first.shape[:axis], size, *first.shape[axis + 1 :])
         if tensor.shape != wanted:
             raise ValueError(f"part {i} has shape {list(tensor.shape)}, not {list(wanted)}")
@@ -111,7 +111,7 @@ def _separated(tensor: Traced, sizes: tuple[int, ...], axis: int) -> tuple[Trace
     """The parts of a tensor, of these sizes."""
     if sum(sizes) != tensor.shape[axis]:
         raise ValueError(
-            f"{' + '.join(map(str, sizes))} = {sum(sizes)}, axis {axis} has {tensor.shape[axis]}"
+            f"axis {axis} has size {tensor.shape[axis]}, not {' + '.join(map(str, sizes))}"
         )
     ends = list(accumulate(sizes))
     return tuple(part(tensor, axis, end - n, end) for end, n in zip(ends, sizes, strict=True))
@@ -331,7 +331,7 @@ class Unstack(_OfIndex, frozen=True):
             values = trace.ranges.get(self.index, range(size))
             if len(values) != size:
                 raise ValueError(
-                    f"axis {axis} has {size}, and {self.index} has {len(values)} values"
+                    f"axis {axis} has size {size}, but {self.index} has {len(values)} values"
                 )
             shape = (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
             for value, thin in zip(values, _separated(tensor, (1,) * size, axis), strict=True):

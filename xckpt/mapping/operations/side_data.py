@@ -135,7 +135,9 @@ class Strip(_Padding, frozen=True):
         axis = axis_of(self.axis, len(tensor.shape))
         kept = tensor.shape[axis] - self.size
         if kept < 0:
-            raise ValueError(f"axis {axis} of {tensor.shape[axis]} has no pad of {self.size}")
+            raise ValueError(
+                f"axis {axis} has size {tensor.shape[axis]}, less than a pad of {self.size}"
+            )
         pad = part(tensor, axis, kept, tensor.shape[axis])
         trace.must_equal(pad, constant(pad.spec, self.value), f"the pad must be {self.value}")
         return part(tensor, axis, 0, kept)
