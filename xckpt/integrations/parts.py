@@ -44,7 +44,8 @@ def load_parts(
         if part not in parts:
             continue
         there = parts[part]
-        if isinstance(there, list) and below[:1] and int(below[0]) >= len(there):
+        number = below[0] if below else ""
+        if isinstance(there, list) and number.isdecimal() and int(number) >= len(there):
             other[f"{part}/{below[0]}"] = None
         else:
             lost.append(f"{name}: in the checkpoint, but not wanted")
