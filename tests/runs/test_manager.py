@@ -20,6 +20,7 @@ from click.testing import CliRunner
 import xckpt
 from tests.support.fork_server import context
 from tests.support.servers import environment, new_place, s3
+from tests.support.stored import DOCUMENT
 from xckpt.cli.commands import commands
 from xckpt.policies import All, Best, EverySteps, Latest, Moment, OnPreemption, OnSteps
 from xckpt.storage import run_steps
@@ -344,8 +345,9 @@ def test_leftovers_go_when_the_next_run_begins(
     monkeypatch.setattr("xckpt.api.run.root.LEFTOVERS", 0.0)
     left = tmp_path / "step-00000001"
     (left / "w" / "c").mkdir(parents=True)
-    for name in ("xckpt.saving", "w/c/0", "w/zarr.json"):
+    for name in ("xckpt.saving", "w/c/0"):
         (left / name).write_text("{}")
+    (left / "w" / "zarr.json").write_bytes(DOCUMENT)
     with xckpt.CheckpointManager(tmp_path):
         pass  # by which clock would they be old?
     assert (left / "w" / "c" / "0").is_file()
