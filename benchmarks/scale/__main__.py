@@ -40,6 +40,7 @@ from benchmarks.scale.hosts import HOSTS, loads_of
 from benchmarks.scale.loads import simulate_load
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import simulate
+from xckpt.core.plan.alone.known import MOST_BOXES
 
 RESULTS = Path(__file__).parents[1] / "results.json"
 CASES = (
@@ -53,7 +54,8 @@ CASES = (
     ("ragged", 256, 1000),
     ("unlike", 1024, 1000),
 )
-"""Ranks plan alone where they know all plans; in these cases they are also made to gather them."""
+"""Ranks plan alone where they know all plans; in these cases they are also made to gather them. Of
+more boxes than `MOST_BOXES` they do not, as in the last one."""
 LOADS = (("fsdp", 1024, 1000), ("fsdp", 10240, 1000), ("mesh", 10240, 1000), ("ragged", 256, 1000))
 QUICK = (("fsdp", 16, 20), ("moe", 16, 20), ("ragged", 16, 20))
 
@@ -194,7 +196,8 @@ def _case(figures: dict[str, Any]) -> tuple[Any, ...]:
 
 def _both_ways(case: tuple[str, int, int]) -> list[dict[str, Any]]:
     """The figures of a case whose plans are gathered, and if there are such, of ranks alone."""
-    knows = bool(PLACEMENTS[case[0]](*case[1:]).mesh)
+    placement = PLACEMENTS[case[0]](*case[1:])
+    knows = bool(placement.mesh) and len(placement.shapes) * placement.ranks <= MOST_BOXES
     return [_apart(case, gathered=True)] + ([_apart(case, gathered=False)] if knows else [])
 
 

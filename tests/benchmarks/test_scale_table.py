@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import readme
+from benchmarks.scale import __main__ as scale
 from benchmarks.scale import readers, tables
 from benchmarks.scale.__main__ import SECTIONS, keep
 from benchmarks.scale.summary import table
@@ -139,3 +140,16 @@ def test_what_is_kept_is_what_the_readme_says() -> None:
 def test_readers_that_are_not_installed_are_named() -> None:
     assert not set(readers.absent()) & set(readers.installed())
     assert len(readers.absent()) + len(readers.installed()) == 5
+
+
+def test_ranks_plan_alone_where_they_know_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last case they know too many boxes: there the simulator ended in a PlanError."""
+
+    def apart(case: tuple[str, int, int], *, gathered: bool) -> dict[str, object]:
+        return {"case": case, "gathered": gathered}
+
+    monkeypatch.setattr(scale, "_apart", apart)
+    ways = {case: [each["gathered"] for each in scale._both_ways(case)] for case in scale.CASES}
+    alone = {case for case, gathered in ways.items() if gathered == [True, False]}
+    assert alone == {case for case in scale.CASES if case[0] in ("fsdp", "mesh", "hsdp", "ddp")}
+    assert ways["unlike", 1024, 1000] == [True]
