@@ -10,25 +10,9 @@ In between lie plain zarr chunks that any zarr reader opens. See `save`, `save_a
 `save_state_dict` and `load_state_dict` take your own storages and planners.
 """
 
-import os
-import sys
-
-if os.path.basename("".join(sys.orig_argv[1:2])) == "xckpt" or sys.orig_argv[1:3] == [
-    "-m",
-    "xckpt",
-]:
-
-    def _end_quietly(kind: type[BaseException], error: BaseException, _: object) -> None:
-        """End the command on Ctrl-C while it is imported, as `xckpt.cli.main` does afterwards."""
-        if isinstance(error.__cause__ or error, KeyboardInterrupt):
-            sys.stderr.write("xckpt: interrupted\n")
-            sys.exit(130)
-        sys.__excepthook__(kind, error, error.__traceback__)
-
-    sys.excepthook = _end_quietly
-
 import contextlib
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if sys.platform == "win32":

@@ -436,17 +436,6 @@ def test_ctrl_c_before_there_is_a_command(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "xckpt: interrupted\n")
 
 
-@pytest.mark.parametrize("module", ["numpy", "xckpt.errors", "xckpt.cli"])
-def test_ctrl_c_while_the_command_is_imported(module: str, tmp_path: Path) -> None:
-    """It printed a traceback: nearly all of a command's first third of a second."""
-    script = tmp_path / "xckpt"
-    script.write_text(STOPPED_EARLY + CONSOLE_SCRIPT)
-    done = subprocess.run(
-        [sys.executable, script, module], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "xckpt: interrupted\n")
-
-
 def test_ctrl_c_while_arguments_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt

@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Mapping
 
 from xckpt.api.load import load_into
+from xckpt.core.plan.mismatch import mismatch
+from xckpt.core.targets.compare import unexpected
 from xckpt.core.text.printable import in_few
-from xckpt.errors import TreeMismatchError
+from xckpt.errors import naming
 from xckpt.options import LoadOptions
 
 
@@ -33,7 +35,7 @@ def load_parts(
         >>> _ = xckpt.save("memory://parts", {"model": {"w": np.ones(2), "b": np.ones(1)}})
         >>> load_parts("memory://parts", {"model": {"w": np.zeros(2)}})
         Traceback (most recent call last):
-        xckpt.errors.TreeMismatchError: memory://parts has 1 leaf more than the target
+        xckpt.errors.TreeMismatchError: memory://parts: the target does not fit the checkpoint: ...
           - model/b: in the checkpoint, but not wanted
     """
     report = load_into(path, parts, unexpected="ignore", options=options)
@@ -48,10 +50,10 @@ def load_parts(
         if isinstance(there, list) and number.isdecimal() and int(number) >= len(there):
             other[f"{part}/{below[0]}"] = None
         else:
-            lost.append(f"{name}: in the checkpoint, but not wanted")
+            lost.append(name)
     if lost:
-        count = "1 leaf" if len(lost) == 1 else f"{len(lost)} leaves"
-        raise TreeMismatchError.listing(f"{path} has {count} more than the target", lost)
+        with naming(path):
+            raise mismatch(unexpected(lost), "resume with the parts that were saved")
     if other:
         text = (
             f"{path} holds parts that this run lacks, and they were not loaded: {in_few([*other])}"

@@ -209,7 +209,7 @@ def _copy_there(
         logger.info("%s: the bucket is not asked to copy: %s", target, error)
         yield from objects
         return
-    is_seen = is_told = False
+    is_seen = is_logged = False
     with contextlib.closing(bucket):
         begun = (
             (key, size, bucket.copy(*(posixpath.join(at.path, key) for at in (source, target))))
@@ -231,9 +231,9 @@ def _copy_there(
                 if size:
                     bucket.close()
                     problem = "what the bucket has copied is not there; the endpoints may differ"
-            if problem and not is_told:
+            if problem and not is_logged:
                 logger.info("%s: %s; objects are read and written", target, problem)
-                is_told = True
+                is_logged = True
             yield key, size
 
 

@@ -50,8 +50,11 @@ _LOCK: Final = ".__lock"
 """What TensorStore appends to the name of a file that it is about to write."""
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 """Of a piece, or of a chunk in a dimension, as it is written."""
+IN_GENERATIONS: Final = "[0-9a-f]+"
+"""Name of a save's folder below `GENERATIONS`."""
 _NAMED: Final = re.compile(
-    rf"{re.escape(PACKS)}/[0-9a-f]{{32}}|{re.escape(PLACES)}|{re.escape(GENERATIONS)}/[0-9a-f]+(/.*)?",
+    rf"{re.escape(PACKS)}/[0-9a-f]{{32}}|{re.escape(PLACES)}|"
+    rf"{re.escape(GENERATIONS)}/{IN_GENERATIONS}(/.*)?",
     re.DOTALL,
 )
 """What is a checkpoint's own by its name: packs, and saves beside the data."""

@@ -31,10 +31,11 @@ def clear_away(asked: Path, found: Path) -> None:
     for each in folder.glob("*.ckpt"):
         finish_deletion(each)
         # Those that begin with "last" are looked for: without them a run would begin anew.
-        is_left = each.is_dir() and not each.is_symlink() and not any(each.iterdir())
-        if is_left and not unread and not each.name.startswith("last") and each.name not in going:
-            if asked.is_symlink() and asked.samefile(each):
-                new = asked.with_name(f".{asked.name}.new")
-                new.symlink_to(found.name)
-                new.replace(asked)
-            each.rmdir()
+        stays = unread or each.name in going or each.name.startswith("last") or each.is_symlink()
+        if stays or not each.is_dir() or any(each.iterdir()):
+            continue
+        if asked.is_symlink() and asked.samefile(each):
+            new = asked.with_name(f".{asked.name}.new")
+            new.symlink_to(found.name)
+            new.replace(asked)
+        each.rmdir()

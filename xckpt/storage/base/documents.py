@@ -17,9 +17,31 @@ from xckpt.storage.location import Location, storage_errors
 
 
 def unshared(
+    documents: Iterable[tuple[str, bytes]], base: BaseChunks, staged: Location, folders: set[str]
+) -> Iterator[tuple[str, bytes]]:
+    """The (key, content) that a base does not have; what it has gets a second name.
+
+    Args:
+        documents: all of them.
+        base: the base.
+        staged: the folder where the save is written.
+        folders: gets the folders with new names, which the caller syncs.
+
+    Raises:
+        OSError: a name is taken, or its folder cannot be made.
+    """
+    for key, content in documents:
+        new = f"{staged.path}/{key}"
+        if base.share_document(key, content, new, synced=not staged.unsynced):
+            folders.add(os.path.dirname(new))
+        else:
+            yield key, content
+
+
+def unshared_of_coordinator(
     documents: Iterable[tuple[str, bytes]], base: BaseOrders, target: Location, staged: Location
 ) -> Iterator[tuple[str, bytes]]:
-    """The (key, content) that a base does not have; what it has gets a second name, durably.
+    """As `unshared`, for what goes with no chunk; the base is opened, and new names are synced.
 
     Args:
         documents: all of them.
@@ -30,19 +52,13 @@ def unshared(
     Raises:
         StorageError: the storage refused.
     """
-    synced, folders = not staged.unsynced, set[str]()
-    with contextlib.ExitStack() as opened:
-        chunks = None
-        with contextlib.suppress(OSError):  # replaced meanwhile: then everything is written
-            chunks = opened.enter_context(contextlib.closing(BaseChunks(base, staged.path)))
-        for key, content in documents:
-            new = f"{staged.path}/{key}"
-            with storage_errors(target):
-                is_shared = chunks and chunks.share_document(key, content, new, synced=synced)
-            if is_shared:
-                folders.add(os.path.dirname(new))
-            else:
-                yield key, content
-    with storage_errors(target):
-        for folder in sorted(folders) if synced else ():
+    try:
+        chunks = BaseChunks(base, staged.path)
+    except OSError:  # replaced meanwhile
+        yield from documents
+        return
+    folders: set[str] = set()
+    with contextlib.closing(chunks), storage_errors(target):
+        yield from unshared(documents, chunks, staged, folders)
+        for folder in () if staged.unsynced else sorted(folders):
             sync_folder(folder)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from xckpt.storage.array import digest_array
 from xckpt.storage.base.chunks import BaseChunks
+from xckpt.storage.base.documents import unshared
 from xckpt.storage.base.packs import EqualPack
 from xckpt.storage.base.sharing import SharingWrites, joined, unit_digests
 from xckpt.storage.chunks.orders import BaseOrders, Written
@@ -64,16 +65,11 @@ class LinkingWrites(SharingWrites[BaseChunks]):
         promise.set_result(None)
         return done
 
-    def _documents(self, unit: Unit) -> Iterator[tuple[str, bytes]]:
-        """What goes with a unit and is not equal in the base; the rest is shared."""
-        synced = not self._location.unsynced
-        for key, content in super()._documents(unit):
-            new = f"{self._location.path}/{key}"
-            if self._base and self._base.share_document(key, content, new, synced=synced):
-                with self._lock:
-                    self._folders.add(os.path.dirname(new))
-            else:
-                yield key, content
+    def _documents(self, unit: Unit) -> Iterable[tuple[str, bytes]]:
+        documents = super()._documents(unit)
+        if self._base is None:
+            return documents
+        return unshared(documents, self._base, self._location, self._folders)
 
     def _share(self, unit: Unit, digest: bytes) -> bool:
         """Give the base's file of an equal chunk its new name, if that can be done."""
@@ -89,8 +85,7 @@ class LinkingWrites(SharingWrites[BaseChunks]):
         if self._verify and not self._is_sound(unit, digest):
             os.unlink(path)
             return False
-        with self._lock:
-            self._folders.add(os.path.dirname(path))
+        self._folders.add(os.path.dirname(path))
         self._note_shared(unit.data.nbytes)
         return True
 

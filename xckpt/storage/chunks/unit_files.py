@@ -77,17 +77,16 @@ class DocumentWrites:
 
     def begin_last(self, leaves: Iterable[Entry], side_files: Iterable[tuple[str, bytes]]) -> None:
         """Start writing what goes with the last leaves, the root's document, and side files."""
-        root = (("zarr.json", self._tree.root()) for _ in range(1))  # made after the leaves'
-        self._begin(self._unshared(chain(self._tree.add(leaves), root)))
-        self._begin(side_files)
+        documents = [*self._tree.add(leaves), ("zarr.json", self._tree.root())]
+        self._begin(chain(self._unshared(documents), side_files))
 
     def _unshared(self, documents: Iterable[tuple[str, bytes]]) -> Iterable[tuple[str, bytes]]:
         """The documents that have to be written; the others are shared."""
         if self._base is None:
             return documents
-        from xckpt.storage.base.documents import unshared
+        from xckpt.storage.base.documents import unshared_of_coordinator
 
-        return unshared(documents, self._base, self._target, self._location)
+        return unshared_of_coordinator(documents, self._base, self._target, self._location)
 
     def _begin(self, contents: Iterable[tuple[str, bytes]], pool: Pool | None = None) -> None:
         if pool is not None and self._target.driver == "file":

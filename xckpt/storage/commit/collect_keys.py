@@ -34,6 +34,7 @@ from xckpt.core.manifest.own_keys import (
     BY_SHAPE,
     CLAIM,
     GENERATIONS,
+    IN_GENERATIONS,
     MANIFEST,
     Documents,
     own_among,
@@ -54,8 +55,6 @@ from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _DATED = 16
 """Digits of an identity that begins with a time."""
-_IDENTITY = re.compile("[0-9a-f]+")
-"""Of a save beside the data."""
 _UNREADABLE = "?"
 """Stands for the root that a manifest names which cannot be read."""
 
@@ -107,7 +106,7 @@ def _places(keys: Iterable[str]) -> dict[str, dict[str, list[str]]]:
         place, found, below = key.partition(f"{GENERATIONS}/")
         identity = below.partition("/")[0]
         if found and (not place or place.endswith("/")):
-            if not _IDENTITY.fullmatch(identity):
+            if not re.fullmatch(IN_GENERATIONS, identity):
                 continue  # the user's
             places.setdefault(place, {}).setdefault(identity, []).append(key)
         elif posixpath.basename(key) == CLAIM:
