@@ -198,10 +198,17 @@ def test_it_travels_to_another_process(saved: Path, tmp_path: Path) -> None:
     ), done.stderr
 
 
-def test_an_array_of_a_replaced_checkpoint_is_refused(tmp_path: Path) -> None:
-    xckpt.save(tmp_path / "ckpt", {"w": np.arange(3)})
+@pytest.mark.parametrize(
+    "later", [{"w": np.arange(4)}, {"w": np.arange(3), "step": 2}, {"w": np.zeros((3, 1), int)}]
+)
+def test_an_array_of_a_replaced_checkpoint_is_refused(
+    tmp_path: Path, later: dict[str, Any]
+) -> None:
+    """Also by one that differs in values or a shape: its chunks have the digests of the first."""
+    old = np.arange(3) if later["w"].any() else np.zeros((1, 3), int)
+    xckpt.save(tmp_path / "ckpt", {"w": old, "step": 1})
     sent = pickle.dumps(array(tmp_path / "ckpt", "w")), pickle.dumps(xckpt.open(tmp_path / "ckpt"))
-    xckpt.save(tmp_path / "ckpt", {"w": np.arange(4)}, overwrite=True)
+    xckpt.save(tmp_path / "ckpt", later, overwrite=True)
     for each in sent:
         with pytest.raises(xckpt.CheckpointReplacedError, match=r"was replaced.*open it again"):
             pickle.loads(each)

@@ -121,7 +121,8 @@ class Checkpoint(StoredTree):
 
     def __reduce__(self) -> tuple[object, ...]:
         options = replace(self.options, progress=None)
-        return _reopened, (str(self.location), self.manifest.digests, options)
+        stored = self.chunk_source.integrity.stored
+        return _reopened, (str(self.location), stored, options)
 
     @not_compiled
     def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
@@ -224,15 +225,15 @@ class Checkpoint(StoredTree):
             raise error
 
 
-def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
-    """A checkpoint that was pickled, opened again.
+def _reopened(path: str, stored: tuple[int, bytes], options: LoadOptions) -> Checkpoint:
+    """A checkpoint that was pickled, opened again; ``stored`` tells its manifest.
 
     Raises:
         NotACheckpointError: this process finds no checkpoint there.
         CheckpointReplacedError: another checkpoint is there by now.
     """
     checkpoint = Checkpoint(path, options=options)
-    if checkpoint.manifest.digests != digests:
+    if checkpoint.chunk_source.integrity.stored != stored:
         raise replaced(path, "after the open checkpoint was pickled")
     return checkpoint
 

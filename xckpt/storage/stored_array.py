@@ -197,12 +197,12 @@ class StoredArray:
         return whole if dtype is None else whole.astype(dtype)
 
     def __reduce__(self) -> tuple[object, ...]:
-        home, digests = str(self._source.home), self._source.manifest.digests
+        home, stored = str(self._source.home), self._source.integrity.stored
         about = self.name, self.shape, self.dtype_name, self.sharding, self.annotation
-        return _reopened_array, (home, digests, replace(self._options, progress=None), about)
+        return _reopened_array, (home, stored, replace(self._options, progress=None), about)
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
-        return str(self._source.home), self._source.manifest.digests, self.name
+        return str(self._source.home), self._source.integrity.stored[1].hex(), self.name
 
     def __repr__(self) -> str:
         chunks = f"in chunks of {self.chunks}" if self.regular else f"in {len(self.pieces)} pieces"
@@ -314,8 +314,8 @@ def _finished(axes: Sequence[AxisPicks], elements: NDArray[np.generic]) -> NDArr
 
 
 @functools.lru_cache(maxsize=8)
-def _reopened(home: str, digests: str, options: LoadOptions) -> ChunkSource:
-    """The chunks of a checkpoint in another process.
+def _reopened(home: str, stored: tuple[int, bytes], options: LoadOptions) -> ChunkSource:
+    """The chunks of a checkpoint in another process; ``stored`` tells its manifest.
 
     Raises:
         NotACheckpointError: this process finds no checkpoint there.
@@ -323,7 +323,7 @@ def _reopened(home: str, digests: str, options: LoadOptions) -> ChunkSource:
     """
     reader = ZarrStorageReader(home, options=options)
     reader.set_up_storage_reader(reader.read_metadata(), 1)
-    if reader.source.manifest.digests != digests:
+    if reader.source.integrity.stored != stored:
         raise replaced(home, "after a stored array of it was pickled")
     return reader.source
 
@@ -331,6 +331,8 @@ def _reopened(home: str, digests: str, options: LoadOptions) -> ChunkSource:
 _About = tuple[str, Shape, str, Sharding | None, str]
 
 
-def _reopened_array(home: str, digests: str, options: LoadOptions, about: _About) -> StoredArray:
+def _reopened_array(
+    home: str, stored: tuple[int, bytes], options: LoadOptions, about: _About
+) -> StoredArray:
     """A stored array that was pickled; raises as `_reopened` does."""
-    return StoredArray(*about, _reopened(home, digests, options), options)
+    return StoredArray(*about, _reopened(home, stored, options), options)
