@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -346,4 +347,18 @@ def test_a_claim_that_another_takes_for_a_dead_ones(
     assert real(third) is Lock.HELD
     os.close(third)
     made.release()
+    assert names(tmp_path) == []
+
+
+def test_two_processes_that_begin_one_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither saw the other: the second took the claim of the first away, and both went on."""
+    target = tmp_path / "ckpt"
+    first = claim(target, "conversion")
+    monkeypatch.setattr(folder_module, "LEFTOVER", re.compile("none"))
+    with pytest.raises(xckpt.CheckpointExistsError, match="another process is writing here"):
+        folder_module.claim_folder(target, "conversion")
+    assert os.path.samestat(os.fstat(first.descriptor), first.path.stat())
+    first.release()
     assert names(tmp_path) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -440,3 +441,21 @@ def test_a_save_that_begins_during_a_commit(path: str, monkeypatch: pytest.Monke
         thread.join()
     assert step_at(path) == (3 if outcome == ["committed"] else 2)
     assert (outcome == []) is (path[0] == "/" and staging_module.can_exchange(Path(path).parent))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_private_folder_stays_private(tmp_path: Path, old: bool) -> None:
+    """An empty folder of mode 0700 became one that all could read; an old one was, while saved."""
+    path, seen = tmp_path / "ckpt", set[int]()
+    if old:
+        xckpt.save(path, OLD)
+    path.mkdir(exist_ok=True)
+    path.chmod(0o2700)
+
+    def look() -> None:
+        [staging] = tmp_path.glob(".ckpt.saving-*[0-9a-f]")
+        seen.update(stat.S_IMODE(each.stat().st_mode) for each in (staging, path))
+
+    save_with(Stopping(str(path), look, overwrite=True), NEW)
+    look_again = stat.S_IMODE(path.stat().st_mode)
+    assert seen == {0o2700} and look_again == 0o2700

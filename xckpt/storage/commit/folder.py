@@ -4,8 +4,9 @@ A save to ``NAME`` stages in ``.NAME.saving-ID`` and claims that folder by a fil
 ``.NAME.saving-ID.claim``, which it keeps locked (`flock`) for as long as it lives. The lock shows
 which saves are alive (`xckpt.storage.commit.leftovers`).
 
-1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and renames it: the claim of a
-   living save is never seen unlocked. The staging folder is made after it and removed before it.
+1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and gives it its name, if that is
+   free: the claim of a living save is never seen unlocked. The staging folder is made after it and
+   removed before it.
 2. The text of a claim names the owner: the host, the system's start (`boot_identity`, equal in all
    containers of a host, whatever their names) and the process.
 3. `claim_folder` removes what dead saves have left in the parent folder, claims, and makes the
@@ -22,6 +23,7 @@ import functools
 import os
 import re
 import socket
+import stat
 import sys
 import time
 import uuid
@@ -31,9 +33,11 @@ from typing import Final
 
 import msgspec
 
+from xckpt.core.commit import Step
 from xckpt.core.struct_types import prepare_structs
 from xckpt.engine.ranks.alive import WORK
-from xckpt.storage.commit.file_system import Lock, lock, longest_name, sync_opened
+from xckpt.errors import CheckpointExistsError
+from xckpt.storage.commit.file_system import Lock, lock, longest_name, sync_opened, take_name
 from xckpt.storage.refusals import refusal
 
 _ATTEMPTS = 5
@@ -202,18 +206,21 @@ def claim(folder: Path, identity: str) -> Claim:
     """Claim a staging folder for a save to ``folder``.
 
     Raises:
+        FileExistsError: another process has just claimed it.
         OSError: the parent folder cannot be written.
     """
     staged = staging_folder(folder, identity)
     path = claim_of(staged)
-    unlocked = staged.with_name(f"{staged.name}.new")
+    # Under a name of its own: a rename would take what another process has made there.
+    own = identity if ONE_SAVE.fullmatch(identity) else new_identity()
+    unlocked = staged.with_name(f"{staging_folder(folder, own).name}.new")
     for attempt in range(_ATTEMPTS):
         descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.write(descriptor, msgspec.json.encode(ClaimText.own(identity, folder.name)))
             if lock(descriptor) is Lock.HELD:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(unlocked))
-            os.rename(unlocked, path)
+            take_name(Step.RENAME, unlocked, path)  # where another has the name, it keeps it
         except BaseException as error:
             os.close(descriptor)
             with contextlib.suppress(OSError):
@@ -252,7 +259,10 @@ def claim_folder(target: Path, identity: str) -> tuple[Claim, bool]:
         claimed = reclaim(target, identity) if identity else None
         if claimed is not None:
             return claimed, True
-    claimed = claim(target, identity or new_identity())
+    try:
+        claimed = claim(target, identity or new_identity())
+    except FileExistsError as error:
+        raise being_written(target) from error
     try:
         if identity:
             for path in journals(claimed.folder):
@@ -261,7 +271,25 @@ def claim_folder(target: Path, identity: str) -> tuple[Claim, bool]:
     except BaseException:
         claimed.release()
         raise
+    _share_mode(target, claimed.folder)
     return claimed, False
+
+
+def being_written(folder: Path) -> CheckpointExistsError:
+    """The error for a path that another process is writing to."""
+    return CheckpointExistsError(
+        f"{folder}: another process is writing here; wait for it, or choose another path"
+    )
+
+
+def _share_mode(old: Path, new: Path) -> None:
+    """Give a new folder the group and mode of the one that it replaces, which may be private."""
+    with contextlib.suppress(OSError):  # most have none, and some systems know no modes
+        status = os.stat(old)
+        if stat.S_ISDIR(status.st_mode):
+            with contextlib.suppress(PermissionError):
+                os.chown(new, -1, status.st_gid)
+            new.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
 
 
 def remove_tree(folder: Path) -> None:

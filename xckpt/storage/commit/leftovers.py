@@ -36,7 +36,6 @@ import msgspec
 
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, OwnKeys
 from xckpt.core.run.names import step_name, step_number
-from xckpt.errors import CheckpointExistsError
 from xckpt.storage.commit.carry import own_keys_in, rescue
 from xckpt.storage.commit.file_system import Lock, can_rename, is_local, lock
 from xckpt.storage.commit.folder import (
@@ -44,6 +43,7 @@ from xckpt.storage.commit.folder import (
     ONE_SAVE,
     Claim,
     ClaimText,
+    being_written,
     boot_identity,
     claim_of,
     journals,
@@ -262,9 +262,7 @@ def reclaim(folder: Path, identity: str) -> Claim | None:
         locked = Lock.TAKEN if state is OwnerState.DEAD else Lock.HELD
     if locked is Lock.HELD:
         os.close(descriptor)
-        raise CheckpointExistsError(
-            f"{folder}: another process is writing here; wait for it, or choose another path"
-        )
+        raise being_written(folder)
     taken = Claim(path, staged, descriptor)
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(descriptor), os.stat(path)) and staged.is_dir():

@@ -15,6 +15,7 @@ refused, and so is a file of another name.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,7 @@ class OutputPath:
                 if step is Step.EXCHANGE and not can_exchange(staged.staging):
                     self.step(Place.PLAIN_OUTPUT)
                 staged.folder.mkdir()
+                shutil.copymode(staged.staging, staged.folder)
             undo.pop_all()
             return staged
 
