@@ -314,3 +314,34 @@ def test_nor_in_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     manifest.write_bytes(manifest.read_bytes().replace(b'"version":1', b'"version":2'))
     assert xckpt.gc(tmp_path, older_than=0) == []
     assert len(list(tmp_path.rglob("c/0"))) == 1
+
+
+def test_a_collection_lists_each_place_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys of a run were listed again for each of its leftovers."""
+    run, listed = "memory://collected-run", list[tuple[str, str]]()
+    for step in ("1", "10", "2"):
+        xckpt.save(f"{run}/{step}", OLD, options=PLAIN)
+    lost = open_store(Location.parse(run))
+    for step in ("1", "2"):
+        lost.write(f"{step}/.generations/0123456789abcdef/w/c/0", b"lost").result()
+
+    class Listed:
+        """A store that notes what is listed."""
+
+        def __init__(self, location: Location) -> None:
+            self.store = open_store(location)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.store, name)
+
+        def list(self, only: Any = None) -> Any:
+            found = self.store.list(only) if only else self.store.list()
+            listed.append((min(found.result()).decode(), max(found.result()).decode()))
+            return found
+
+    monkeypatch.setattr(collect_keys, "open_store", Listed)
+    collect(run)
+    assert [low.partition("/")[0] for low, _ in listed] == ["1", "1", "2"]
+    assert [high.partition("/")[0] for _, high in listed] == ["2", "1", "2"]
+    assert sorted(xckpt.open(f"{run}/{step}").verify() == [] for step in ("1", "10", "2"))
+    assert not any(".generations" in key for key in keys(run))

@@ -265,7 +265,9 @@ def _is_of(claim: bytes, left: Leftover, older_than: float | None) -> bool:
 
 def _own(store: ts.KvStore, where: str, place: str, location: Location) -> list[str]:
     """The keys of a leftover by now; none if the manifest names them."""
-    keys = [key.decode() for key in answer(store.list(), location)]
+    end = f"{place[:-1]}0" if place else ""  # 0 follows the slash
+    listing = store.list(ts.KvStore.KeyRange(place, end))
+    keys = [key.decode() for key in answer(listing, location)]
     root = _root_at(store, place, location)  # after the listing: a save has had time to commit
     name, generation = posixpath.basename(where), where.removeprefix(place)
     if name == REPLACED and root == posixpath.dirname(generation):
