@@ -93,7 +93,8 @@ def copy_checkpoint(
     with naming(source):
         manifest = parse(data, digest_bytes)
     seen = _identity(source, manifest, data)
-    staging = begin(target, overwrite=overwrite, planned=manifest)
+    planned = msgspec.structs.replace(manifest, root="")  # where the source's root is, says nothing
+    staging = begin(target, overwrite=overwrite, planned=planned)
     if isinstance(staging, KeyStaging):
         staging.begun = 0
     try:

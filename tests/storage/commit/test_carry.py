@@ -351,3 +351,41 @@ def test_what_a_killed_overwrite_did_not_delete(
     root = xckpt.open(url).manifest.root
     assert [key for key in keys(url) if not key.startswith(f"{root}/")] == ["xckpt.json"]
     assert step_at(url) == 3
+
+
+def test_a_copy_of_a_generation_lies_beside_files_whose_names_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of any other checkpoint did, and this one was refused in the end."""
+    source, path = tmp_path / "source", tmp_path / "ckpt"
+    with monkeypatch.context() as patch:
+        patch.setattr(staging_module, "can_exchange", lambda folder: False)
+        for state in (OLD, NEW):
+            xckpt.save(source, state, overwrite=True)
+    path.mkdir()
+    (path / "zarr.json").write_text("mine")
+    xckpt.copy(source, path, overwrite=True)
+    assert step_at(path) == 2 and (path / "zarr.json").read_text() == "mine"
+
+
+def test_old_files_that_may_not_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where folders are not exchanged nothing was said of them, and they stayed for ever."""
+    monkeypatch.setattr(staging_module, "can_exchange", lambda folder: False)
+    path, unlink = tmp_path / "ckpt", os.unlink
+    xckpt.save(path, OLD, options=PLAIN)
+
+    def refuse(entry: str, *given: object, **named: int) -> None:
+        if entry == "m/w/c/0":
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), entry)
+        unlink(entry, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        xckpt.save(path, NEW, options=PLAIN, overwrite=True)
+    assert step_at(path) == 2 and (path / "m/w/c/0").exists()
+    assert f"the first of them {path}/m/w/c/0: " in caplog.text
+    assert "Operation not permitted (m/w/c/0); it is another user's" in caplog.text
+    xckpt.save(path, NEW | {"step": 3}, options=PLAIN, overwrite=True)
+    assert step_at(path) == 3 and names(path) == [".generations", "xckpt.json"]

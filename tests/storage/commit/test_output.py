@@ -171,3 +171,28 @@ def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointExistsError, match="is a folder, and a file was to be written"):
         at(tmp_path / "out", single=True).begin()
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_a_name_that_may_not_be_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single: bool
+) -> None:
+    """It is another user's in a sticky folder: another writer was said to have taken it."""
+    path, rename = tmp_path / "out", os.rename
+    if single:
+        filled(at(path, single=True), "old").publish()
+    else:
+        path.mkdir()
+    staged = filled(at(path, single=single), "new")
+
+    def refuse(source: Path, target: Path) -> None:
+        if target == path:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(target))
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse)
+        with pytest.raises(xckpt.StorageError, match="not permitted; it is another user's"):
+            staged.publish()
+    staged.abort()
+    assert names(tmp_path) == ["out"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,9 @@ import pytest
 import xckpt
 from tests.support.servers import environment, gcs, new_place, s3
 from tests.support.stored import DOCUMENT
+from xckpt.storage.commit.conditional import KeyClaim
 from xckpt.storage.commit.folder import ClaimText
+from xckpt.storage.commit.remove import Pace, hide_checkpoint
 from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "gcs", "s3"]
@@ -109,3 +114,22 @@ def test_names_that_resemble_those_of_leftovers(tmp_path: Path) -> None:
     xckpt.gc(tmp_path, older_than=0)
     assert all((tmp_path / key).read_text() == "mine" for key in mine)
     assert (tmp_path / "elsewhere" / "0123456789abcdef" / "w").exists()
+
+
+def test_a_save_after_a_deletion_that_had_no_room_for_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of such a deletion is tried again later: it took the new checkpoint's files."""
+    path, plain = tmp_path / "ckpt", xckpt.SaveOptions(pack_bytes=0)
+    xckpt.save(path, {"w": np.arange(3)}, options=plain)
+
+    def full(*given: object) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyClaim, "take", full)
+        hidden = hide_checkpoint(Location.parse(path))
+    shutil.rmtree(path)
+    xckpt.save(path, {"w": np.arange(3, 6)}, options=plain)
+    hidden.sweep(Pace())
+    assert xckpt.open(path).verify() == [] and xckpt.load(path)["w"].tolist() == [3, 4, 5]

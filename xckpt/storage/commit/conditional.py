@@ -29,6 +29,7 @@ import tensorstore as ts
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, Documents
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.chunks.file_checks import documents_in, stored_content
+from xckpt.storage.commit.file_system import delete_entries, opened_folder
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.location import Location, Reading, Writing, answer
 
@@ -325,10 +326,8 @@ def delete_or_unlink(
     folder = target.folder
     if folder is None:
         return delete_keys(store, keys, target, claim)
-    for entry in sorted((folder / key for key in keys), reverse=True):
-        with contextlib.suppress(OSError):
-            entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    return {}
+    with opened_folder(folder) as opened:
+        return delete_entries(sorted(keys, reverse=True), opened)
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:

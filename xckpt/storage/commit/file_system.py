@@ -5,7 +5,7 @@
    `syncs_at_once` says whether one call syncs all files.
 2. `can_rename` and `can_exchange` say whether a new folder can take the place of an old one;
    `exchange` exchanges the two in one step.
-3. `opened_folder` holds a folder, whose name another may get; `delete_entry` deletes in it.
+3. `opened_folder` holds a folder, whose name another may get; `delete_entries` deletes in it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ f2fs, overlay, ramfs, vfat, exfat, ntfs, bcachefs."""
 
 TELLS_FAILURE = (5, 8)
 """The first release of Linux whose syncfs reports that data could not be written."""
+
+TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
+"""What a rename says of a name that is not free."""
 
 logger: Final = logging.getLogger("xckpt")
 
@@ -261,7 +264,21 @@ def check_deletable(folder: Path | None, entries: Iterable[str]) -> None:
                         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), folder / entry)
 
 
-def delete_entry(entry: str, folder: int | None) -> None:
+def delete_entries(entries: Iterable[str], folder: int | None) -> dict[str, Exception]:
+    """Delete files and empty folders by their paths in a folder that is open; why some are left.
+
+    A folder that is not empty is not left; nor is anything where the folder is None, which is gone.
+    """
+    left: dict[str, Exception] = {}
+    for entry in entries if folder is not None else ():
+        try:
+            _delete_entry(entry, folder)
+        except OSError as error:
+            left[entry] = error
+    return left
+
+
+def _delete_entry(entry: str, folder: int | None) -> None:
     """Delete a file, or an empty folder, by its path in a folder that is open."""
     try:
         os.unlink(entry, dir_fd=folder)

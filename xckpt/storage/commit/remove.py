@@ -38,7 +38,7 @@ from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.commit import conditional
 from xckpt.storage.commit.carry import is_manifest
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
-from xckpt.storage.commit.file_system import check_deletable, delete_entry, opened_folder
+from xckpt.storage.commit.file_system import check_deletable, delete_entries, opened_folder
 from xckpt.storage.commit.folder import new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -173,8 +173,10 @@ class Hidden:
 
     def _is_here(self, store: ts.KvStore) -> bool:
         """Whether the place is still this call's; a full disk may have had no room for a claim."""
-        unclaimed = self.target.folder is not None and not self.claim.is_taken
-        return unclaimed or self.claim.is_held(store, self.target)
+        folder = self.target.folder
+        if folder is None or self.claim.is_taken:
+            return self.claim.is_held(store, self.target)
+        return not any((folder / key).exists() for key in (MANIFEST, CLAIM))
 
 
 def _with_folders(left: Iterable[str], keys: Iterable[str]) -> list[str]:
@@ -325,15 +327,9 @@ def _delete(
     store: ts.KvStore, folder: int | None, keys: list[str], target: Location
 ) -> dict[str, Exception]:
     """Delete keys; why some are left. A local folder that is not empty is not left."""
-    left: dict[str, Exception] = {}
     if target.folder is None:
         return delete_keys(store, keys, target)
-    for key in keys if folder is not None else ():
-        try:
-            delete_entry(key, folder)
-        except OSError as error:
-            left[key] = error
-    return left
+    return delete_entries(keys, folder)
 
 
 def remove_checkpoint(target: Location, progress: Watcher = None) -> None:

@@ -28,6 +28,7 @@ from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST,
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import can_carry, carry, remove_last, remove_old, rescue
 from xckpt.storage.commit.file_system import (
+    TAKEN,
     can_exchange,
     can_rename,
     check_fitness,
@@ -80,10 +81,10 @@ class StagedFolder:
         try:
             take_name(step, named, self.target)
         except OSError as error:
-            if self.target.exists() == (step is Step.EXCHANGE):
-                raise
-            if step is Step.EXCHANGE:
+            if step is Step.EXCHANGE and not self.target.exists():
                 return self.take_name(Step.RENAME)  # what was there has been deleted meanwhile
+            if step is not Step.RENAME or error.errno not in TAKEN:
+                raise
             raise taken_meanwhile(self.target) from error
         try:
             sync_folder(self.target.parent)
@@ -185,7 +186,10 @@ class StagedCheckpoint(StagedFolder):
             place = self.location
             answer(open_store(place).write(MANIFEST, manifest), place)
             if place.unsynced:
-                self._sync_files()
+                from xckpt.storage.commit.batch import sync_all
+
+                assert self.claim is not None
+                sync_all(self.claim.descriptor, [self.staging])
             else:
                 sync_tree(self.staging)
             if self.step is Step.EXCHANGE:
@@ -210,12 +214,6 @@ class StagedCheckpoint(StagedFolder):
             os.close(self.opened)
             self.opened = -1
         StagedFolder.release(self)
-
-    def _sync_files(self) -> None:
-        from xckpt.storage.commit.batch import sync_all
-
-        assert self.claim is not None
-        sync_all(self.claim.descriptor, [self.staging])
 
     def _note_exchange(self) -> None:
         if self.claim is not None:
