@@ -164,6 +164,7 @@ def test_numpy_by_name_is_the_default(tmp_path: Path) -> None:
         ({"framework": "torch", "device": 1.5}, TypeError, "device= takes a torch.device"),
         ({"framework": "jax", "device": 1.5}, TypeError, "device= takes a jax.Device"),
         ({"framework": "jax", "device": "cpu:99"}, ValueError, "such devices here"),
+        ({"framework": "jax", "device": "cpu:-99"}, ValueError, "such devices here"),
         ({"framework": "jax", "device": "tpu"}, ValueError, "JAX has no such device here"),
         ({"framework": "jax", "device": "cpu:one"}, ValueError, "JAX has no such device here"),
         ({"framework": "torch", "device": "meta"}, ValueError, "has no memory to load into; xckpt"),

@@ -107,6 +107,15 @@ def test_a_cast_of_tied_targets_is_right_or_refused() -> None:
     assert tied.tolist() == NUMBERS.tolist()
 
 
+def test_a_tensor_and_its_conjugate_view_are_refused() -> None:
+    path, tied = saved(x=NUMBERS * 1j, y=NUMBERS * 1j), torch.zeros(12, dtype=torch.complex128)
+    with pytest.raises(UnsupportedLeafError, match="x and y share memory"):
+        xckpt.load_into(path, {"x": tied, "y": tied.conj()})
+    assert not tied.any()
+    xckpt.load_into(path, {"x": tied.conj(), "y": tied.conj()})
+    assert tied.tolist() == (NUMBERS * -1j).tolist()
+
+
 def test_what_is_not_read_shares_no_memory() -> None:
     tied = np.zeros(12)
     xckpt.load_into(saved(x=NUMBERS), {"x": tied, "y": tied}, missing="ignore")

@@ -224,7 +224,7 @@ def on_rank_wrong(
         ("save_async", "path", "TypeError", "the first argument is the path, got an int"),
         ("save_async", "planner", "TypeError", "SavePlanner"),
         ("save_async", "place", "PathError", "ftp"),
-        ("save_async", "metadata", "TypeError", "generator"),
+        ("save_async", "metadata", "ManifestError", "metadata/lock: a builtins.generator is not"),
         ("load", "path", "TypeError", "the first argument is the path, got an int"),
         ("load", "place", "PathError", "ftp"),
         ("load", "missing", "ValueError", "never"),

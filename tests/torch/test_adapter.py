@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -352,3 +353,14 @@ def test_small_tensors_are_joined_whatever_their_dtype_and_strides() -> None:
         expected[key] = expected.get(key, b"") + to_numpy(tensor).tobytes()
     assert sorted(array.tobytes() for array in ADAPTER.joined(tensors)) == sorted(expected.values())
     assert set(_NAMES) > JOINED and len(expected) < len(tensors) - len(JOINED)
+
+
+def test_pinned_memory_is_the_hosts_whatever_the_default_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty: Any = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, pin_memory, **how: empty(size, **how))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with torch.device("meta"):
+        memory = ADAPTER.pinned_memory(8)
+    assert memory is not None and memory.nbytes == 8

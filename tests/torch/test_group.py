@@ -202,6 +202,21 @@ def test_a_killed_rank_is_noticed_at_once(victim: int, when: str) -> None:
         assert seconds < 10 * ALLOWANCE
 
 
+def test_a_death_is_asked_of_gloo_whatever_the_default_device() -> None:
+    class Asked:
+        def rank(self) -> int:
+            return 0
+
+        def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> None:
+            devices.append(tensors[0].device.type)
+
+    devices: list[str] = []
+    asked: Any = Asked()
+    with torch.device("meta"):
+        assert not meeting._Deaths(asked).of(1)
+    assert devices == ["cpu"]
+
+
 def on_rank_comes_as_another_is_lost(rank: int, folder: Path) -> tuple[str, list[int]]:
     """Rank 2 dies; rank 1 connects when the coordinator has just found that."""
     if rank == 2:

@@ -275,6 +275,14 @@ def test_tensors_that_the_object_has_not_yet(path: str) -> None:
         xckpt.load_into(path, {"o": Keeper({**kept, "lbfgs": [torch.ones(2)]})})
 
 
+def test_a_tensor_in_place_of_an_optimizers_states(path: str) -> None:
+    xckpt.save(path, {"opt": {"state": np.ones(3), "param_groups": []}})
+    optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters())
+    with pytest.raises(ValueError, match="parameter groups") as caught:
+        xckpt.load_into(path, {"opt": optimizer})
+    assert "opt: its load_state_dict() failed." in caught.value.__notes__
+
+
 def test_every_difference_of_a_module_is_listed_before_anything_is_given(path: str) -> None:
     xckpt.save(path, {"model": torch.nn.Linear(3, 2), "app": Keeper({"a": 1})})
     app, more = Keeper({"a": 0}), torch.ones(2)

@@ -41,7 +41,8 @@ def gc(
     in a bucket, is removed with ``older_than=0`` alone. Where a manifest cannot be read, perhaps
     because a newer release wrote it, nothing is removed. Remains that a conversion could resume
     from are removed too, and so is the empty folder of a step that a killed deletion has left, a
-    minute later; beside steps of xckpt also one with another usual name, by ``older_than``.
+    minute later; beside steps of xckpt also one with another usual name, by ``older_than``. Folders
+    that cannot be read are passed over, and the log names them.
 
     Args:
         path: a folder, ``memory://`` or a bucket, with the checkpoints below it; a path or URL as
@@ -50,8 +51,6 @@ def gc(
         older_than: also remove what may belong to another host, if nothing in it has changed for
             this long: seconds, or a timedelta.
         options: progress, which counts files as their leftovers go, and retries.
-
-    Folders below ``path`` that cannot be read are passed over, and the log names them.
 
     Returns:
         Everything that was found, also what stays: place, owner, bytes, age, and whether it was

@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar, cast
 
+from xckpt.core.json_values import copied
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
@@ -200,7 +200,7 @@ def save_async(
     with raised_on_all_ranks(find, _refuse_in_background):
         options = _checked(call, path, base, planner, options, overwrite, no_dist, stager)
         planner = default_planner(options) if planner is None else planner
-        kept = copy.deepcopy(metadata)
+        kept = copied(metadata, "metadata")
         where, known = _from_here(path), None if base is None else _from_here(base)
 
     def run(state: object, failure: BaseException | None, group: Group) -> Metadata:
@@ -221,7 +221,7 @@ def save_async(
                 call=call,
             )
 
-    return begin(str(path), state, stager, group_of_call(find, _refuse_in_background), run)
+    return begin(os.fspath(path), state, stager, group_of_call(find, _refuse_in_background), run)
 
 
 def _refuse(group: Group, error: Exception) -> None:

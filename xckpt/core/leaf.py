@@ -217,10 +217,13 @@ class Extent(NamedTuple):
     """Bytes from one element to the next, in each dimension."""
     item: int
     """Bytes of an element."""
+    lazy_sign: bool = False
+    """Whether the elements differ from the memory by signs: torch has only noted down that they are
+    conjugated or negated."""
 
     def range(self) -> tuple[int, int]:
         """The lowest address, and the one behind the highest."""
-        low, shape, strides, item = self  # quicker than by their names: there are many
+        low, shape, strides, item, _ = self  # quicker than by their names: there are many
         high = low + item
         for size, step in zip(shape, strides):  # noqa: B905  # slower with strict
             if step < 0:

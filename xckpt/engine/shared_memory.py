@@ -158,6 +158,8 @@ def _are_equal(one: Filled, other: Filled, reader: StorageReader | PartReader) -
         return False
     if not (isinstance(ours, TensorStorageMetadata) and isinstance(theirs, TensorStorageMetadata)):
         return False
+    if one.extent.lazy_sign != other.extent.lazy_sign:
+        return False  # equal elements would be other bytes
     same_types = one.dtype == other.dtype and ours.dtype == theirs.dtype
     if one.extent == other.extent and same_types:
         same_box = one.box == other.box

@@ -98,7 +98,7 @@ def _device(device: object) -> Device:
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"device={device!r}: JAX has no such device here: {error}") from error
     devices = [each for each in all_of_them if each.process_index == jax.process_index()]
-    if index >= len(devices):
+    if not 0 <= index < len(devices):
         raise ValueError(f"device={device!r}: there are {len(devices)} such devices here")
     return devices[index]
 

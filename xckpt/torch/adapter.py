@@ -209,7 +209,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
         """Page-locked host memory; None without an accelerator."""
         if not torch.accelerator.is_available():
             return None
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
 
     def open_object(self, node: object, name: str) -> DictState | None:
         """The state dict of an object that has one, or None.

@@ -200,7 +200,7 @@ class _Deaths:
             return ""
         self._next[rank] = now + pause, min(2 * pause, 30.0)
         try:
-            group.recv([torch.empty(1, dtype=torch.uint8)], rank, TAG)
+            group.recv([torch.empty(1, dtype=torch.uint8, device="cpu")], rank, TAG)
         except RuntimeError as error:
             self._next[rank] = now, 0.0
             return re.sub(r"^\[[^]]*\] *", "", str(error)).split(". This is typically")[0]

@@ -55,7 +55,11 @@ class DictState:
 
     def _parameter(self, keys: KeyPath) -> torch.Tensor | None:
         """The parameter whose state has a leaf at ``keys``; None if this is not an optimizer."""
-        if not isinstance(self.owner, torch.optim.Optimizer) or keys[:1] != ("state",):
+        if (
+            not isinstance(self.owner, torch.optim.Optimizer)
+            or keys[:1] != ("state",)
+            or len(keys) < 2
+        ):
             return None
         groups = cast(Iterable[Mapping[str, object]], self.tree.get("param_groups", ()))
         # The dict numbers the parameters in the order in which the groups hold them.

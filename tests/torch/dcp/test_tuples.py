@@ -42,6 +42,14 @@ def test_leaves_inside_of_a_tuple_are_refused_with_the_way_to_them(saved: Path) 
     assert "export_checkpoint and import_checkpoint of xckpt.torch.dcp, as leaves" in text
 
 
+def test_the_default_device_does_not_matter(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "own", {"pair": (torch.ones(3), 2)})
+    state = {"pair": (torch.zeros(3), 0)}
+    with torch.device("meta"):
+        dcp.load(state, storage_reader=XckptStorageReader(tmp_path / "own"), no_dist=True)
+    assert state["pair"][0].tolist() == [1, 1, 1]
+
+
 def test_a_tensor_in_place_of_a_tuple_is_refused(saved: Path) -> None:
     like = {"w": torch.zeros(2), "betas": torch.zeros(2)}
     with pytest.raises(xckpt.TreeMismatchError, match="betas: the checkpoint holds an object that"):

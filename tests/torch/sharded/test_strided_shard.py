@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from xckpt.core.geometry.placements import Cut
+from xckpt.core.geometry.placements import Cut, literal, striped
 from xckpt.torch.sharded.strided_shard import strided_rows
+
+
+def test_the_default_device_does_not_matter() -> None:
+    strided_rows.cache_clear()
+    with torch.device("meta"):
+        assert strided_rows() in (literal, striped)
+
 
 PARTS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3)
 

@@ -118,6 +118,11 @@ class SaveBridge(_Bridge, SavePlanner):
         return local
 
 
+def _on_host(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """New host memory, whatever device is the user's default."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
 def _spelled_out(data: object) -> object:
     """A small plain value in place of the bytes that `torch.save` made of it; else these bytes.
 
@@ -170,7 +175,7 @@ class LoadBridge(_Bridge, LoadPlanner):
             for name in wanted.stored.leaves:
                 stored = self.metadata.state_dict_metadata[name]
                 if isinstance(stored, TensorStorageMetadata):
-                    wanted.values[name] = torch.empty(stored.size, dtype=self._dtype(name))
+                    wanted.values[name] = _on_host(stored.size, self._dtype(name))
                     missing += prod(stored.size)
                 else:
                     missing += 1
@@ -209,7 +214,7 @@ class LoadBridge(_Bridge, LoadPlanner):
         if target.dtype == stored and fillable(target) is not None and reachable(target):
             return target
         wanted.target = target
-        return torch.empty(target.shape, dtype=stored)
+        return _on_host(target.shape, stored)
 
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Copy where that is due, and tell the planner."""

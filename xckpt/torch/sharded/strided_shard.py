@@ -23,5 +23,6 @@ def strided_rows() -> StridedRows:
         True
     """
     placement = _StridedShard(0, split_factor=2)
-    parts, _ = placement._split_tensor(torch.arange(6), 2, with_padding=False)  # pyright: ignore[reportPrivateUsage]
+    rows = torch.arange(6, device="cpu")  # whatever device is the user's default
+    parts, _ = placement._split_tensor(rows, 2, with_padding=False)  # pyright: ignore[reportPrivateUsage]
     return striped if parts[1].tolist() == [2, 3] else literal

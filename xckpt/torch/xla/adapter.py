@@ -140,10 +140,10 @@ class ShardTarget:
             return
         new = torch.zeros if layout.padded else torch.empty
         # The whole; else that of devices which hold padding alone.
-        shard = new(layout.shard, dtype=self.like.dtype)
+        shard = new(layout.shard, dtype=self.like.dtype, device="cpu")
         self._shards = [shard] * (1 if layout.whole else layout.devices)
         for devices in () if layout.whole else layout.holders:
-            shard = new(layout.shard, dtype=self.like.dtype)
+            shard = new(layout.shard, dtype=self.like.dtype, device="cpu")
             for device in devices:
                 self._shards[device] = shard
 
