@@ -258,6 +258,15 @@ def test_a_timeout_of_the_user_passes_through(
     saving.result()
 
 
+@pytest.mark.parametrize("timeout", [np.float32(SECONDS), 10**9, float("inf")])
+def test_a_timeout_is_any_number_of_seconds(tmp_path: Path, timeout: Any) -> None:
+    saving = xckpt.save_async(tmp_path / "a", state(1))
+    saving.staged(timeout)
+    assert saving.exception(timeout) is None
+    with pytest.raises(TypeError, match="timeout is a number of seconds, not a str"):
+        saving.result("20")  # type: ignore[arg-type]
+
+
 def test_a_failure_that_was_asked_for_does_not_come_again(tmp_path: Path) -> None:
     assert isinstance(unseen_failure(tmp_path / "a").exception(), CheckpointExistsError)
     xckpt.save(tmp_path / "b", state(2))

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar, cast
 
-from xckpt.core.metadata import JSONValue, Metadata
+from xckpt.core.metadata import JSONValue, Metadata, copied_json
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.run.names import OptionalBase
@@ -198,10 +198,8 @@ def save_async(
     find, call = GroupFinder(group, no_dist=no_dist, timeout=timeout), "save_async"
     with raised_on_all_ranks(find, _refuse_in_background):
         options = _checked(call, path, base, planner, options, overwrite, no_dist, stager)
-        from xckpt.core.json_values import copied
-
         planner = default_planner(options) if planner is None else planner
-        kept = copied(metadata, "metadata")
+        kept = copied_json(metadata, "metadata")
         where, known = _from_here(path), None if base is None else _from_here(base)
 
     def run(state: object, failure: BaseException | None, group: Group) -> Metadata:

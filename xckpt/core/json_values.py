@@ -12,13 +12,11 @@ Where an object has a name twice, JSON readers take the first member, the last o
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
-from xckpt.core.metadata import JSONValue
 from xckpt.core.names import is_utf8
 from xckpt.core.text.arguments import named
 from xckpt.errors import ManifestError
@@ -47,26 +45,6 @@ def check_json(value: object, what: str) -> None:
     problems = list(json_problems(value, what))
     if problems:
         raise ManifestError.listing(f"{what} cannot be written as JSON", problems)
-
-
-def copied(value: JSONValue, what: str) -> JSONValue:
-    """A copy of a value that is checked later; what cannot be copied is refused now.
-
-    Raises:
-        ManifestError: as `check_json`; it cannot be copied.
-
-    Example:
-        >>> copied({"loss": (each for each in ())}, "metadata")
-        Traceback (most recent call last):
-        ...
-        xckpt.errors.ManifestError: metadata cannot be written as JSON
-          - metadata/loss: a builtins.generator is not a JSON value
-    """
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        check_json(value, what)
-        raise
 
 
 def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Iterator[str]:

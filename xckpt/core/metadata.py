@@ -6,6 +6,7 @@ elements, dtypes are the format's names (see `xckpt.core.dtypes`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -19,6 +20,28 @@ from xckpt.core.text.shown import brief
 
 JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSONValue"]
 """What `json` can carry."""
+
+
+def copied_json(value: JSONValue, what: str) -> JSONValue:
+    """A copy of a value that is checked later; what cannot be copied is refused now.
+
+    Raises:
+        ManifestError: as `xckpt.core.json_values.check_json`; it cannot be copied.
+
+    Example:
+        >>> copied_json({"loss": (each for each in ())}, "metadata")
+        Traceback (most recent call last):
+        ...
+        xckpt.errors.ManifestError: metadata cannot be written as JSON
+          - metadata/loss: a builtins.generator is not a JSON value
+    """
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        from xckpt.core.json_values import check_json  # few saves come here
+
+        check_json(value, what)
+        raise
 
 
 ChunkStorageMetadata = Box

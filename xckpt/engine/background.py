@@ -29,6 +29,7 @@ from functools import cache
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
+from xckpt.core.text.arguments import seconds_of
 from xckpt.engine.in_flight import IN_FLIGHT, SaveInFlight, settle
 from xckpt.engine.limits import naming_limit, not_compiled
 from xckpt.engine.ranks.group import Group
@@ -87,8 +88,8 @@ class SaveFuture:
             Exception: what the stager raised; `result` raises it too.
         """
         self._check_process(self._staged)
-        with self._naming_timeout("copied", timeout):
-            error = self._staged.exception(timeout)
+        with self._naming_timeout("copied", timeout) as seconds:
+            error = self._staged.exception(seconds)
         if error is not None:
             self._status.seen = True
             raise error
@@ -115,18 +116,19 @@ class SaveFuture:
             XckptError: this process was forked from the one that saves.
         """
         self._check_process(self._status.saved)
-        with self._naming_timeout("saved", timeout):
-            return self._status.ask(timeout)
+        with self._naming_timeout("saved", timeout) as seconds:
+            return self._status.ask(seconds)
 
     @contextlib.contextmanager
-    def _naming_timeout(self, what: str, timeout: float | None) -> Generator[None]:
-        """Say in the error of a wait that ends what was not done, and what to do."""
+    def _naming_timeout(self, what: str, timeout: float | None) -> Generator[float | None]:
+        """The seconds to wait; the error of a wait that ends says what was not done."""
+        seconds = None if timeout is None else min(seconds_of(timeout), threading.TIMEOUT_MAX)
         try:
-            yield
+            yield seconds
         except TimeoutError as error:
-            if timeout is None or error.args:
+            if seconds is None or error.args:
                 raise  # by a signal handler
-            text = f"{self.where}: the state was not {what} within {timeout:g} s"
+            text = f"{self.where}: the state was not {what} within {seconds:g} s"
             raise TimeoutError(f"{text}; the save goes on: wait longer, or ask again") from None
 
     def _check_process(self, future: Future[Any]) -> None:

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from xckpt.core.text.arguments import named, shown_value
+from xckpt.core.text.arguments import named, seconds_of, shown_value
 from xckpt.engine.ranks.group import Group, LocalGroup, TimedGroup
 from xckpt.engine.ranks.launched import COUNTS, launched_with
 from xckpt.errors import NoGroupError, XckptError
@@ -56,10 +56,9 @@ def find_group(
         >>> find_group(LocalGroup()).size
         1
     """
-    if not (timeout is None or hasattr(timeout, "__float__")):
-        raise TypeError(f"timeout is a number of seconds, not {named(type(timeout).__name__)}")
+    timeout = None if timeout is None else seconds_of(timeout)
     if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
+        raise ValueError(f"timeout must be more than 0 seconds, got {timeout:g}")
     if no_dist:
         if process_group is not None:
             raise ValueError("no_dist=True means this process alone: give no group with it")

@@ -1,5 +1,7 @@
 """What to say of an argument of another type than a call takes."""
 
+from typing import SupportsFloat
+
 
 def wrong_argument(call: str, name: str, takes: str, value: object) -> TypeError:
     """The error about one argument; a long value is cut.
@@ -9,6 +11,22 @@ def wrong_argument(call: str, name: str, takes: str, value: object) -> TypeError
         'LoadOptions(host=) takes a name or None, not the int 3'
     """
     return TypeError(f"{call}({name}=) takes {takes}, not {shown_value(value)}")
+
+
+def seconds_of(timeout: object) -> float:
+    """The seconds of a timeout.
+
+    Raises:
+        TypeError: it is not a number.
+
+    Example:
+        >>> seconds_of("5")
+        Traceback (most recent call last):
+        TypeError: timeout is a number of seconds, not a str
+    """
+    if not isinstance(timeout, SupportsFloat):
+        raise TypeError(f"timeout is a number of seconds, not {named(type(timeout).__name__)}")
+    return float(timeout)
 
 
 def named(kind: str) -> str:
