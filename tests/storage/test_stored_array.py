@@ -111,6 +111,10 @@ def test_arrays_of_any_framework_index_as_numpys_do(saved: Path) -> None:
         np.testing.assert_array_equal(stored[make(-2)], CUBE[-2])  # as int does, it drops the axis
         np.testing.assert_array_equal(stored[1, make([3, 0]), make(6)], CUBE[1, [3, 0], 6])
         np.testing.assert_array_equal(stored[make([True, False] * 6 + [True])], CUBE[::2])
+        odd = CUBE % 2 == 1
+        for mask in (make(odd), (make(odd),), odd.tolist()):  # of single elements
+            np.testing.assert_array_equal(stored[mask], CUBE[odd])
+            np.testing.assert_array_equal(stored.vindex[mask], CUBE[odd])
         with pytest.raises(IndexError, match="cube: index 13 is outside dimension 0 with size 13"):
             stored[make(13)]
         for wrong in (True, 1.0):
@@ -141,9 +145,13 @@ def test_what_can_mean_two_things_is_refused(saved: Path) -> None:
     for index in [([0, 1], [0, 1, 2], 0), ([0, 1],), np.ones((13, 5, 6), bool)]:
         with pytest.raises(IndexError, match="cube"):
             stored.vindex[index]
-    for index in [[13], [-14], [0.5], "a", [[0, 1]]]:
+    for index in [[13], [-14], [0.5], "a", [[0, 1]], [[0], [0, 1]], [2**64 - 1]]:
         with pytest.raises(IndexError):
             stored.oindex[index]  # type: ignore[index]
+        with pytest.raises(IndexError):
+            stored.vindex[index, 0]  # type: ignore[index]
+    with pytest.raises(IndexError, match="scalar: too many indices"):
+        array(saved, "scalar").vindex[np.array(True)]
 
 
 def test_scattered_positions_read_their_chunks_alone(tmp_path: Path) -> None:
@@ -167,6 +175,8 @@ def test_it_looks_like_an_array(saved: Path) -> None:
     assert [row.shape for row in half] == [(7,)] * 5
     with pytest.raises(TypeError, match="scalar: a tensor of no dimensions"):
         len(array(saved, "scalar"))
+    with pytest.raises(TypeError, match="scalar: a tensor of no dimensions"):
+        list(array(saved, "scalar"))
     with pytest.raises(ValueError, match=r"half: .* by a copy only"):
         half.__array__(copy=False)  # as NumPy 2 asks for np.asarray(half, copy=False)
 

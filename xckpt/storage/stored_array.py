@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.geometry.selection import AxisPicks, Key, PickedBox, axis_of, expand, parts, points
+from xckpt.core.geometry.selection import (
+    AxisPicks,
+    Key,
+    PickedBox,
+    axis_of,
+    expand,
+    mask_of,
+    parts,
+    points,
+)
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import facts_html, readable_bytes
@@ -116,6 +125,9 @@ class StoredArray:
             raise TypeError(f"{self.label}: a tensor of no dimensions has no len()")
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[NDArray[np.generic]]:
+        return map(self.__getitem__, range(len(self)))
+
     @not_compiled
     def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
         """The elements that an index picks, always as an array.
@@ -129,9 +141,9 @@ class StoredArray:
             LeafTooLargeError: there is not enough memory for the elements.
             StorageError: another save has replaced the checkpoint meanwhile.
         """
-        whole_mask = isinstance(index, np.ndarray) and index.dtype == np.bool_ and index.ndim > 1
-        if whole_mask:
-            return self.vindex[index]
+        mask = mask_of(index, self.name)
+        if mask is not None and mask.ndim > 1:
+            return self.vindex[mask]
         keys = expand(index, self.shape, self.name)
         arrays = [key for key in keys if isinstance(key, np.ndarray)]
         if len(arrays) > 1 or any(array.ndim != 1 for array in arrays):
@@ -194,7 +206,7 @@ class StoredArray:
         if copy is False:
             raise ValueError(f"{self.label}: a stored tensor becomes an array by a copy only")
         whole = self[...]
-        return whole if dtype is None else whole.astype(dtype)
+        return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def __reduce__(self) -> tuple[object, ...]:
         home, stored = str(self._source.home), self._source.integrity.stored
@@ -286,12 +298,11 @@ class Points:
     def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
         """The elements at positions that are broadcast; errors as of `StoredArray.__getitem__`."""
         stored = self.stored
-        if isinstance(index, np.ndarray) and index.dtype == np.bool_ and index.ndim == stored.ndim:
-            if index.shape != stored.shape:
-                raise IndexError(
-                    f"{stored.label}: a mask of shape {index.shape} for {stored.shape}"
-                )
-            index = tuple(np.nonzero(index))
+        mask = mask_of(index, stored.name)
+        if mask is not None and mask.ndim == stored.ndim:
+            if mask.shape != stored.shape:
+                raise IndexError(f"{stored.label}: a mask of shape {mask.shape} for {stored.shape}")
+            index = tuple(np.nonzero(mask))
         keys = expand(index, stored.shape, stored.name)
         if any(isinstance(key, slice) for key in keys) or not keys:
             raise IndexError(f"{stored.label}: vindex needs an array or int for each dimension")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import EllipsisType
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class HasArray(Protocol):
 
 Key = int | slice | EllipsisType | Sequence[int] | Sequence[bool] | NDArray[np.generic] | HasArray
 """What can index one dimension, or ``...`` for several."""
+
+_INDEX = "index with ints, slices, ... and lists or arrays of ints or bools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,31 @@ def expand(index: Key | tuple[Key, ...], shape: Shape, name: str) -> list[int | 
     return [_checked(key, d, shape[d], name) for d, key in enumerate(full)]
 
 
+def mask_of(index: object, name: str) -> NDArray[np.generic] | None:
+    """An index that is one mask, as an array; None for any other.
+
+    Raises:
+        IndexError: lists of different lengths.
+
+    Example:
+        >>> mask_of([[True], [False]], "w").shape, mask_of([1, 0], "w")
+        ((2, 1), None)
+    """
+    keys = cast("tuple[object, ...]", index) if isinstance(index, tuple) else (index,)
+    array = _as_array(keys[0], name) if len(keys) == 1 else None
+    return array if array is not None and array.ndim and array.dtype == np.bool_ else None
+
+
+def _as_array(key: object, name: str) -> NDArray[Any] | None:
+    """An array of any framework, or what lists make one; None for any other key."""
+    if not (isinstance(key, list | tuple) or hasattr(key, "__array__")):
+        return None
+    try:
+        return np.asarray(key)
+    except ValueError as error:
+        raise IndexError(f"{printable(name)}: {_INDEX}, not lists of different lengths") from error
+
+
 def _checked(key: Key, d: int, size: int, name: str) -> int | slice | Positions:
     """The key for dimension ``d``.
 
@@ -106,8 +133,7 @@ def _checked(key: Key, d: int, size: int, name: str) -> int | slice | Positions:
     if isinstance(key, slice):
         return key
     where = f"outside dimension {d} with size {size}"
-    is_array = isinstance(key, list | tuple) or hasattr(key, "__array__")
-    array = np.asarray(key) if is_array else None
+    array = _as_array(key, name)
     if array is not None and array.ndim == 0 and array.dtype.kind in "iu":
         key = int(array)
     if isinstance(key, int) and not isinstance(key, bool):
@@ -115,20 +141,17 @@ def _checked(key: Key, d: int, size: int, name: str) -> int | slice | Positions:
             raise IndexError(f"{name}: index {key} is {where}")
         return key % size
     if array is None or array.dtype.kind not in ("biu" if array.size else "biuf"):
-        raise IndexError(
-            f"{name}: index with ints, slices, ... and lists or arrays of ints or bools, not "
-            f"{type(key).__name__}"
-        )
+        raise IndexError(f"{name}: {_INDEX}, not {type(key).__name__}")
     if array.dtype.kind == "b":
         if array.shape != (size,):
             raise IndexError(
                 f"{name}: dimension {d} has size {size}, but its mask has shape {array.shape}"
             )
         return np.flatnonzero(array)
-    positions = array.astype(np.intp)
-    outside = (positions < -size) | (positions >= size)
+    outside = (array < -size) | (array >= size)
     if outside.any():
-        raise IndexError(f"{name}: index {positions[outside][0]} is {where}")
+        raise IndexError(f"{name}: index {array[outside][0]} is {where}")
+    positions = array.astype(np.intp)
     return positions + size * (positions < 0)
 
 
