@@ -21,37 +21,44 @@ from xckpt.storage.chunks.chunk import ChunkSource, PendingRead
 class Slow:
     """A wait for a chunk that records when it has ended."""
 
-    def __init__(self, wait: Callable[[], object]) -> None:
+    def __init__(self, wait: Callable[[], object], *, interrupted: bool) -> None:
         self.wait = wait
+        self.interrupted = interrupted
         self.ended = False
 
     def __call__(self) -> object:
         time.sleep(0.05)
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
         try:
             return self.wait()
         finally:
             self.ended = True
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
 def test_after_a_failed_load_nothing_writes_into_the_targets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     state = {f"w{i}": np.full((1024, 2048), i, np.float32) for i in range(8)}
     # What has a checksum is read by TensorStore's threads, which go on by themselves.
     xckpt.save(tmp_path / "ckpt", state, options=xckpt.SaveOptions(crc32c=True))
-    (tmp_path / "ckpt" / "w0" / "c" / "0" / "0").unlink()
+    if not interrupted:
+        (tmp_path / "ckpt" / "w0" / "c" / "0" / "0").unlink()
     begun: list[Slow] = []
     begin = ChunkSource.begin
 
     def recorded(*args: Any) -> PendingRead:  # as they come
         pending = begin(*args)
-        begun.append(Slow(pending.wait))
+        begun.append(Slow(pending.wait, interrupted=interrupted and not begun))
         return dataclasses.replace(pending, wait=begun[-1])
 
     monkeypatch.setattr(ChunkSource, "begin", recorded)
     targets = {name: np.zeros_like(array) for name, array in state.items()}
-    with pytest.raises(xckpt.CorruptCheckpointError, match="w0"):
-        xckpt.load_into(tmp_path / "ckpt", targets)
+    error = KeyboardInterrupt if interrupted else xckpt.CorruptCheckpointError
+    with pytest.raises(error, match=None if interrupted else "w0"):
+        xckpt.load_into(tmp_path / "ckpt", targets, options=xckpt.LoadOptions(threads=1))
     assert len(begun) > 1
     assert all(slow.ended for slow in begun)
 

@@ -220,10 +220,9 @@ class ChunkWindow:
             self._progress.add(request.nbytes)
 
     def _begin(self, request: ChunkRequest) -> _Begun:
-        chunk, into = request.chunk, self.direct_view(request)
-        direct = into is not None
-        if into is None:
-            into = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
+        chunk, view = request.chunk, self.direct_view(request)
+        direct = view is not None
+        into = view if direct else allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
         begun = _Begun(request, self.source.begin(chunk, into), direct)
         self._in_flight.add(begun)
         return begun
@@ -243,13 +242,14 @@ class ChunkWindow:
         request, read = begun.request, begun.read
         try:
             self.source.finish(read)
+            self._in_flight.remove(begun)  # but not after an interrupt: it still goes on
             if not begun.direct:
                 self.deliver(request, read.into)
             self.landed(request)
         except XckptError as error:
+            self._in_flight.discard(begun)
             self.refuse(error)
         finally:
-            self._in_flight.remove(begun)
             self.pool.release(request.held)
 
     def refuse(self, error: XckptError) -> None:
