@@ -84,6 +84,8 @@ def test_many_steps_are_not_all_shown(tmp_path: Path) -> None:
         "it holds 30 checkpoints: 0, 1, 2, 3, ... 26, 27, 28, 29 (30 in all); "
         f"give the path of one: {tmp_path / '29'}"
     )
+    (tmp_path / "0").rename(tmp_path / "10²")  # which is no number
+    assert "30 checkpoints: 1, 2, 3, 4, " in what_is_there(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,8 @@ def _is_file(path: Path) -> bool:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """A key that sorts step_9 before step_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _shown(names: list[str]) -> str:
