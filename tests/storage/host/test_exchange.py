@@ -122,6 +122,22 @@ def test_a_rank_that_stops_in_the_middle_fails_the_others() -> None:
     assert ranks[2].failures
 
 
+def test_a_rank_that_answers_otherwise_fails_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, greeted = peer.Peer.send, list[peer.Peer]()
+
+    def other(self: peer.Peer, *numbers: int) -> None:
+        answers = len(numbers) == 1 and self in greeted
+        greeted.append(self)
+        send(self, *((99,) if answers else numbers))
+
+    monkeypatch.setattr(peer.Peer, "send", other)
+    ranks = [Rank(range(4)) for _ in range(2)]
+    shares = [each.reads() for each in share_reads([rank.announcement() for rank in ranks])]
+    together([lambda r=r, s=s: r.run(s, 1) for r, s in zip(ranks, shares, strict=True)])
+    for rank in ranks:
+        assert "of this host was lost: " in str(rank.failures[-1])
+
+
 def test_a_rank_that_never_comes_fails_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greetings, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(20)) for _ in range(3)]

@@ -28,11 +28,10 @@ from functools import partial
 from typing import Final
 
 from xckpt.core.plan.host_reads import SharedReads
-from xckpt.engine.ranks.waiting import OTHER_RELEASE
 from xckpt.errors import StorageError
 from xckpt.storage.host.far import FarRanks
 from xckpt.storage.host.greetings import accepted
-from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen, peer_lost
+from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen
 from xckpt.storage.host.slots import Slots
 from xckpt.storage.host.threads import Threads
 
@@ -209,7 +208,7 @@ class Exchange:
         while expected:
             chunk, slot = source.receive_chunk()
             if chunk not in expected or not 0 <= slot < len(slots):
-                raise peer_lost(f"rank {source.rank} of this host was lost: {OTHER_RELEASE}")
+                raise source.speaks_otherwise()
             expected.discard(chunk)
             take(chunk, slots[slot])
             source.send(slot)
@@ -219,6 +218,8 @@ class Exchange:
         owed = self._owed[taker.rank]
         for _ in range(count):
             (slot,) = taker.receive(1, since=partial(self._since, taker))
+            if not owed or not self._slots.is_used(slot):
+                raise taker.speaks_otherwise()
             owed.popleft()
             self.release(slot)
 

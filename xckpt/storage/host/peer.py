@@ -76,6 +76,10 @@ class Peer:
         """Seconds in which this process did not run while it received."""
         connection.settimeout(patience)
 
+    def speaks_otherwise(self) -> StorageError:
+        """The error where it sends what no rank of this release sends."""
+        return peer_lost(f"rank {self.rank} {self._where} was lost: {OTHER_RELEASE}")
+
     @property
     def beat(self) -> float:
         """Seconds between two notes of progress."""
@@ -185,7 +189,7 @@ class Peer:
             count, slot_bytes = struct.unpack("<2q", shape)
             there = os.fstat(descriptors[0]).st_size
             if min(count, slot_bytes) < 1 or count * slot_bytes > there:
-                raise peer_lost(f"rank {self.rank} {self._where} was lost: {OTHER_RELEASE}")
+                raise self.speaks_otherwise()
             return mapped(descriptors[0], count, slot_bytes)
         finally:
             os.close(descriptors[0])

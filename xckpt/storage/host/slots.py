@@ -76,6 +76,10 @@ class Slots:
         """Keep a slot until ``users`` callers have called `release`."""
         self._users[slot] = Countdown(users)
 
+    def is_used(self, slot: int) -> bool:
+        """Whether there is such a slot, and it has held something."""
+        return slot in self._users
+
     def release(self, slot: int) -> None:
         """Count one user of a slot as done; with the last one the slot is free."""
         if self._users[slot].land(1) == 0:
