@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 from tests.support.examples import examples
 from xckpt.core.geometry import transpose
@@ -90,6 +91,16 @@ def test_large_arrays_are_copied_whole(
     target = np.empty(source.shape, source.dtype)
     copy_bits(target, source)
     assert target.tobytes() == source.tobytes()
+
+
+def test_rows_that_numpy_has_no_element_for_are_copied_otherwise() -> None:
+    def row(size: int) -> np.ndarray:  # of which nothing is read
+        return as_strided(np.zeros(1, np.uint8), (1, size), (0, 1))
+
+    for size in (transpose.LONG_BYTES, transpose.LONGEST_BYTES, 1 << 31, 1 << 33):
+        if transpose._has_long_rows(row(size), row(size)):
+            np.dtype((np.void, size))
+    assert not transpose._has_long_rows(row(1 << 31), row(1 << 31))
 
 
 def test_other_shapes_or_sizes_are_refused() -> None:

@@ -41,6 +41,8 @@ LINE_BYTES = 64
 """A cache line."""
 LONG_BYTES = 512
 """Rows of this many bytes are copied at the speed of memory, in whatever order."""
+LONGEST_BYTES = 1 << 30
+"""Rows of more bytes are no elements: NumPy has none of 2 GiB."""
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _WIDE = (np.complex128, np.uint64, np.uint32, np.uint16)
@@ -80,7 +82,7 @@ def _has_long_rows(target: Array, source: Array) -> bool:
     return (
         target.ndim > 0
         and target.strides[-1] == source.strides[-1] == item
-        and target.shape[-1] * item >= LONG_BYTES
+        and LONG_BYTES <= target.shape[-1] * item <= LONGEST_BYTES
     )
 
 
