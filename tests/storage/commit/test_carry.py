@@ -389,3 +389,41 @@ def test_old_files_that_may_not_be_deleted(
     assert "Operation not permitted (m/w/c/0); it is another user's" in caplog.text
     xckpt.save(path, NEW | {"step": 3}, options=PLAIN, overwrite=True)
     assert step_at(path) == 3 and names(path) == [".generations", "xckpt.json"]
+
+
+@pytest.mark.parametrize("call", ["scandir", "open"])
+def test_an_old_folder_that_cannot_be_read_goes_with_the_next_save(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    call: str,
+) -> None:
+    """Its manifest went, and old chunks were the user's then; or a committed save failed."""
+    path, real = tmp_path / "ckpt", getattr(os, call)
+    xckpt.save(path, OLD, options=PLAIN)
+
+    def refuse(at: object, *given: object, **named: object) -> object:
+        if str(at).endswith(("/m", "/xckpt.json")):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(at))
+        return real(at, *given, **named)
+
+    def removing(old: Path, new: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, call, refuse)
+            carry_module.remove_old(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging_module, "remove_old", removing)
+        xckpt.save(path, NEW, options=PLAIN, overwrite=True)
+    assert step_at(path) == 2 and "is left, because of" in caplog.text
+    assert "Too many open files" in caplog.text
+    xckpt.save(path, NEW | {"step": 3}, options=PLAIN, overwrite=True)
+    assert (
+        step_at(path) == 3
+        and names(tmp_path) == ["ckpt"]
+        and names(path / "m")
+        == [
+            "w",
+            "zarr.json",
+        ]
+    )

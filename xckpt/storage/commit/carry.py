@@ -214,16 +214,19 @@ def carry(old: Path, new: Path, seen: OwnKeys = BY_SHAPE) -> None:
 
 
 def remove_old(old: Path, new: Path) -> None:
-    """Remove a folder whose name another folder has taken, except files that would be lost.
-
-    Args:
-        old: the folder that had the name.
-        new: the folder that has it now.
-    """
-    own = own_keys_in(old)
+    """Remove a folder whose name a new folder has taken, except files that would be lost."""
     kept: list[str] = []
-    refused: OSError | None = None
-    for each, folders, names in os.walk(old, topdown=False):
+    refused: list[OSError] = []
+
+    def note(error: OSError) -> None:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):  # a folder with what is kept
+            refused.append(error)  # the next save tries again
+
+    try:
+        own = own_keys_in(old)
+    except OSError as error:
+        return remove_last(old, new, error)
+    for each, folders, names in os.walk(old, topdown=False, onerror=note):
         at = os.path.relpath(each, old).replace(os.sep, "/")
         links = [name for name in folders if os.path.islink(f"{each}/{name}")]
         for name in names + links:
@@ -235,22 +238,20 @@ def remove_old(old: Path, new: Path) -> None:
                     os.unlink(old / key)
                 else:
                     kept.append(key)
-            except FileNotFoundError:
-                pass
             except OSError as error:
-                refused = refused or error  # the next save tries again
+                note(error)
             WORK.get().moved = time.monotonic()
         if at != ".":
             try:
                 os.rmdir(each)
-            except OSError as error:  # a folder with what is kept is not empty
-                refused = refused or (error if error.errno != errno.ENOTEMPTY else None)
-    if refused is None:
+            except OSError as error:
+                note(error)
+    if not refused:
         with contextlib.suppress(OSError):
             os.unlink(old / MANIFEST)
     if kept:
         _keep(old, new, kept)
-    remove_last(old, new, refused)
+    remove_last(old, new, *refused[:1])
 
 
 def remove_last(old: Path, new: Path, refused: OSError | None = None) -> None:
