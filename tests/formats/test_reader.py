@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.formats import reader as source_reader
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import SourceReader
+from xckpt.formats.safetensors.source import SafetensorsSource
 from xckpt.formats.xckpt import XckptSource
 from xckpt.storage.budget import Pool
 
@@ -142,3 +144,22 @@ def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
     shared.host_ranks = 4
     xckpt.load_state_dict({"w": np.zeros(3, int)}, shared)
     assert budgets == [xckpt.LoadOptions().memory_bytes // 4]
+
+
+def test_parts_that_are_cast_share_the_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is less than any part, each goes alone."""
+    monkeypatch.setattr(source_reader, "PART_BYTES", 100)
+    read, reading, most = SafetensorsSource.read, list[str](), list[int]()
+
+    def counted(self: SafetensorsSource, name: str, *about: Any) -> None:
+        reading.append(name)
+        most.append(len(reading))
+        read(self, name, *about)
+        time.sleep(0.002)
+        reading.remove(name)
+
+    monkeypatch.setattr(SafetensorsSource, "read", counted)
+    state = {name: array.astype(np.float64) for name, array in ARRAYS.items()}
+    options = xckpt.LoadOptions(memory_bytes=1, threads=4)
+    xckpt.load_into(path, state, cast=True, options=options)
+    assert len(most) > 20 and max(most) == 1

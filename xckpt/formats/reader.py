@@ -190,7 +190,7 @@ class SourceReader:
         progress: ProgressCounter,
         casts: CastingCopies,
     ) -> None:
-        """Have an item's parts read; scratch memory for all of it counts against the budget."""
+        """Have an item's parts read; scratch memory, for all of it or a part, is in the budget."""
         name, dtype = self._names[item.storage_index.fqn], numpy_dtype(self._dtype(item))
         most = max(1, PART_BYTES // dtype.itemsize)
         wanted = Box(item.storage_offsets, item.lengths)
@@ -199,21 +199,22 @@ class SourceReader:
         memory = destination.memory()
         scratch = memory.nbytes if destination.is_scratch else 0
         pool.reserve(scratch)
+        is_cast = memory.dtype != dtype  # where it is scratch, it is of the same dtype
 
         def read(box: Box) -> None:
             into = memory[(*box.slices(item.storage_offsets), ...)]
-            if into.dtype == dtype:
-                self.source.read(name, box, into)
-            else:
+            if is_cast:
                 data = allocate(box.sizes, dtype, item.dest_index.fqn)
                 self.source.read(name, box, data)
                 casts.copy(item.dest_index.fqn, into, data, box.offsets)
+            else:
+                self.source.read(name, box, into)
             progress.add(box.elements * dtype.itemsize)
             if destination.landed():
                 pool.release(scratch)
 
         for box in boxes:
-            pool.submit(partial(read, box))
+            pool.submit(partial(read, box), box.elements * dtype.itemsize if is_cast else 0)
 
     def close(self) -> None:
         """Close the source."""
