@@ -302,8 +302,10 @@ def test_what_was_saved_and_is_not_there_is_said(tmp_path: Path) -> None:
         load_state(prepared(2, False, one=0, other=0), tmp_path / "run")
     lacks_a_layer = prepared(1, False, one=0, other=0), r"models/0/1\.weight"
     for lacking, name in (lacks_a_layer, (prepared(2, True, one=0), "registered/0/other")):
+        before = [each.tolist() for each in lacking._models[0].parameters()]
         with pytest.raises(xckpt.TreeMismatchError, match=f"resume with the parts.*\n.*{name}: in"):
             load_state(lacking, tmp_path / "run")
+        assert before == [each.tolist() for each in lacking._models[0].parameters()]
 
 
 def on_rank_train(rank: int, path: str | None, start: int, end: int, sharded: bool) -> Any:
