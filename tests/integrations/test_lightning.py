@@ -242,6 +242,19 @@ def test_a_run_whose_first_save_was_never_committed_begins_anew(
     assert all(map(torch.equal, whole, resumed))
 
 
+def test_a_last_that_was_killed_in_its_first_save_is_no_other_name(tmp_path: Path) -> None:
+    _, whole = trained(tmp_path / "whole", EPOCHS)
+    keep = {"save_top_k": -1}
+    io = XckptCheckpointIO(background=True)
+    trained(tmp_path / "run", 1, io, keep=keep | {"save_last": False})
+    (tmp_path / "run" / "last.ckpt").mkdir()
+    with pytest.warns(UserWarning, match=r"epoch=0.ckpt was restored.*last.ckpt"):
+        _, resumed = trained(tmp_path / "run", EPOCHS, io, "last", keep=keep)
+    assert all(map(torch.equal, whole, resumed))
+    names = [*(f"epoch={epoch}.ckpt" for epoch in range(EPOCHS)), "last.ckpt"]
+    assert sorted(os.listdir(tmp_path / "run")) == names
+
+
 def test_a_damaged_best_is_refused(tmp_path: Path) -> None:
     trainer, _ = trained(tmp_path, EPOCHS, XckptCheckpointIO(), keep={"save_top_k": 1})
     best = trainer.checkpoint_callback.best_model_path

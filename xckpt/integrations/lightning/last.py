@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import exists
@@ -31,10 +31,10 @@ try:
 except ImportError as error:
     get_filesystem = absent("lightning", error)
 
-T = TypeVar("T")
+State: TypeAlias = dict[str, Any]
 
 
-def resume(path: AnyPath, load: Callable[[str], T]) -> T:
+def resume(path: AnyPath, load: Callable[[str], State]) -> State:
     """Load a checkpoint; where the last one is damaged, the newest good one beside it.
 
     All ranks call it.
@@ -51,7 +51,21 @@ def resume(path: AnyPath, load: Callable[[str], T]) -> T:
     if group.rank == group.coordinator and url_parts(found) is None:
         with contextlib.suppress(OSError):
             clear_away(Path(path), Path(found))
+    if found != os.fspath(path):
+        _give_again(path, state)
     return state
+
+
+def _give_again(path: AnyPath, state: State) -> None:
+    """Have `ModelCheckpoint` save the last one where no good one is: else it is last-v1.ckpt.
+
+    It takes a name that is there only if its state knows that as its own; a process that was killed
+    in its first save of the last one has not saved such a state.
+    """
+    for each in state.get("callbacks", {}).values():
+        there = isinstance(each, dict) and each.get("dirpath") == os.path.dirname(path)
+        if there and not each.get("last_model_path", path):
+            each["last_model_path"] = os.fspath(path)
 
 
 def _resumable(path: AnyPath) -> Iterator[str]:
