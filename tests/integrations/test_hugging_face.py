@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -278,6 +279,24 @@ def test_weights_of_a_model_without_a_configuration_and_of_no_trainer(tmp_path: 
     assert [each.name for each in out.iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.parametrize("name", ["base_model.model.w", "q.base_layer.weight"])
+def test_weights_with_adapters_are_refused(name: str, tmp_path: Path) -> None:
+    """`from_pretrained` reads such names as none of its own, and begins with random weights."""
+    from xckpt.integrations.hugging_face import save_pretrained
+
+    notes: Any = {"trainer_state": "{}", "config": "{}"}
+    xckpt.save(tmp_path / "run", {"model": {name: torch.ones(2)}}, metadata=notes)
+    with pytest.raises(xckpt.UnsupportedLeafError, match=rf"PEFT \(model/{name}\).*load_into"):
+        save_pretrained(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_an_output_folder_that_is_a_url_is_refused() -> None:
+    for url in ("memory://run", "s3://bucket/run"):
+        with pytest.raises(xckpt.PathError, match=f"output_dir='{url}'.*local folder"):
+            trained(url)
+
+
 def test_weights_go_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xckpt.integrations.hugging_face import save_pretrained
 
@@ -318,3 +337,21 @@ def test_two_processes_resume(two_ranks: Ranks, tmp_path: Path) -> None:
     resumed = two_ranks.run(on_rank_train, str(tmp_path / "run"), False, True, -1)
     for (_, once), (_, again) in zip(whole, resumed, strict=True):
         assert all(map(torch.equal, once, again))
+
+
+def on_rank_resume(rank: int, folders: list[str]) -> Any:
+    torchrun(rank)
+    with contextlib.chdir(folders[rank]):
+        return trained("run", resume="run/checkpoint-2")
+
+
+def test_a_host_that_does_not_see_the_checkpoint_is_an_error_on_all(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    """Not a rank that takes it for one of the plain trainer, and another that waits for it."""
+    folders = [tmp_path / "host0", tmp_path / "host1"]
+    for folder in folders:
+        folder.mkdir()
+    trained(folders[0] / "run", stop=2, save_steps=2)
+    for is_done, said in two_ranks.attempt(on_rank_resume, [*map(str, folders)]):
+        assert not is_done and "host1/run/checkpoint-2" in said and "xckpt.errors." in said

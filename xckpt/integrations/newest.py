@@ -101,10 +101,19 @@ def newest_whole(paths: Callable[[], Sequence[str]], check: Callable[[str], str]
 
 
 def is_ours(checkpoint: object) -> TypeGuard[str]:
-    """Whether a trainer's checkpoint is one of xckpt, in a local folder.
+    """Whether a trainer's checkpoint is one of xckpt, in a local folder; one rank looks for all.
+
+    Every process calls it. A host that does not see the folder learns so from the load.
 
     Example:
         >>> is_ours("checkpoint-of-the-trainer"), is_ours(True)
         (False, False)
     """
-    return isinstance(checkpoint, str | os.PathLike) and Path(checkpoint, MANIFEST).exists()
+    if not isinstance(checkpoint, str | os.PathLike):
+        return False
+    group, manifest = find_group(), Path(checkpoint, MANIFEST)
+    with operation(group):
+        found = broadcast(
+            group, "look for a checkpoint", lambda: b"1" if manifest.exists() else b""
+        )
+    return bool(found)

@@ -105,7 +105,7 @@ def load_state(accelerator: Any, path: str | os.PathLike[str] | None = None) -> 
 
 
 def _load(accelerator: Any, path: str) -> str:
-    if Path(path, ACCELERATES).exists() and not is_ours(path):
+    if not is_ours(path) and Path(path, ACCELERATES).exists():
         accelerator.load_state(path)
         return path
     load_parts(path, state_of(accelerator))

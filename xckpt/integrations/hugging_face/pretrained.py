@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from xckpt.api.open import open as open_checkpoint
 from xckpt.api.save import check_path
 from xckpt.convert import Mapping, Rule, convert
+from xckpt.errors import UnsupportedLeafError
 from xckpt.integrations.hugging_face.state import notes_of
 from xckpt.mapping.operations import Drop
 from xckpt.storage.location import Location, storage_errors
 
 __all__ = ["save_pretrained"]
+
+
+ADAPTED: Final = (
+    "{} holds adapters of PEFT ({}), and from_pretrained would find no weights under such names: "
+    'fill the model, xckpt.load_into(path, {{"model": model}}, unexpected="ignore"), then call its '
+    "own save_pretrained(folder)"
+)
 
 
 def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -> None:
@@ -24,10 +35,14 @@ def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -
         NotACheckpointError: there is none, or it is not that trainer's; nothing was written.
         StorageError: the folder is a file or a bucket, or cannot be written.
         TypeError: one of both is no path.
+        UnsupportedLeafError: it holds adapters of PEFT, which ``from_pretrained`` reads elsewhere.
     """
     for each in (checkpoint, folder):
         check_path(each, "save_pretrained(checkpoint, folder)")
     config, place = notes_of(checkpoint)["config"], Location.parse(folder)
+    for name in open_checkpoint(checkpoint):
+        if name.startswith("model/base_model.") or ".base_layer." in name:
+            raise UnsupportedLeafError(ADAPTED.format(checkpoint, name))
     others = ("optimizer", "random", "scaler", "scheduler")
     rules = [Rule(f"{part}/{{name...}}", (), [Drop("unchecked")]) for part in others]
     weights = Mapping([Rule("model/{name...}", "{name...}"), *rules])

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from xckpt.api.open import open as open_checkpoint
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import JSONValue
-from xckpt.errors import NotACheckpointError, TreeMismatchError
+from xckpt.errors import NotACheckpointError
 from xckpt.integrations.absent import absent
-from xckpt.integrations.newest import check_whole, is_ours
-from xckpt.integrations.parts import load_parts
+from xckpt.storage.location import storage_errors
 
 try:
     from transformers.trainer_callback import ExportableState
@@ -30,12 +30,6 @@ except ImportError as error:
 
 STATE_FILE: Final = "trainer_state.json"
 """The last that the plain trainer writes into a checkpoint."""
-
-WEIGHTS_ONLY: Final = (
-    "{} was saved with save_only_model: it holds the model, but no state of the optimizer, the "
-    "schedule and the generators to resume from. Resume from a checkpoint that was saved without "
-    "it; or begin a new run from the model: xckpt.load_into(path, {{'model': model}})"
-)
 
 
 def notes(trainer: Any, checkpoint: str) -> dict[str, JSONValue]:
@@ -69,44 +63,24 @@ def notes_of(checkpoint: str) -> dict[str, str | None]:
     return cast(dict[str, str | None], found)
 
 
-def write_state_file(checkpoint: str) -> None:
-    """Write the file in which the trainer looks for its state.
+def write_state_file(checkpoint: str) -> str:
+    """The path of a checkpoint, once the file is written in which the trainer looks for its state.
 
     One that is there may be older than the notes, or half a file, if a process was killed. If it is
-    not, nothing is written: who resumes may be allowed to read the checkpoint alone.
+    not, nothing is written: who resumes may be allowed to read the checkpoint alone. Nor is it into
+    a checkpoint of the plain trainer.
+
+    Raises:
+        StorageError: it cannot be written.
+        XckptError: as `notes_of`.
     """
+    if not Path(checkpoint, MANIFEST).exists():
+        return checkpoint
     text = cast(str, notes_of(checkpoint)["trainer_state"])  # the config alone may be None
     content, file = text.encode(), Path(checkpoint, STATE_FILE)
     with contextlib.suppress(OSError):
         if file.read_bytes() == content:
-            return
-    file.write_bytes(content)
-
-
-def checked(checkpoint: str) -> str:
-    """A checkpoint of xckpt, once it is verified; of the plain trainer, if it was finished.
-
-    Raises:
-        NotACheckpointError: it was not.
-        XckptError: as `check_whole`.
-    """
-    if is_ours(checkpoint) or Path(checkpoint, "zarr.json").exists():
-        return check_whole(checkpoint)
-    if not Path(checkpoint, STATE_FILE).exists():
-        raise NotACheckpointError(f"{checkpoint} was never finished: it has no {STATE_FILE}")
+            return checkpoint
+    with storage_errors(file):
+        file.write_bytes(content)
     return checkpoint
-
-
-def load_moments(checkpoint: str, moments: dict[str, Any]) -> None:
-    """Load what is saved of optimizer, schedule and scaler.
-
-    Raises:
-        TreeMismatchError: the checkpoint holds none of it, or of another model.
-        XckptError: as `load_parts`.
-    """
-    try:
-        load_parts(checkpoint, moments)
-    except TreeMismatchError as error:
-        if any(name.startswith("optimizer/") for name in open_checkpoint(checkpoint)):
-            raise
-        raise TreeMismatchError(WEIGHTS_ONLY.format(checkpoint), error.problems) from None

@@ -22,8 +22,9 @@ from typing import Any
 
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
-from xckpt.integrations.hugging_face.state import checked, load_moments, notes, write_state_file
-from xckpt.integrations.newest import is_ours, newest_whole
+from xckpt.integrations.hugging_face.resume import load_moments, resumable
+from xckpt.integrations.hugging_face.state import notes, write_state_file
+from xckpt.integrations.newest import is_ours
 from xckpt.integrations.parts import load_parts
 from xckpt.integrations.random_state import load_random_states, random_states
 from xckpt.integrations.removal import remove_outdated
@@ -58,15 +59,10 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         warning. A path is resumed from as it is.
 
         Raises:
+            PathError: ``output_dir`` is a URL.
             CorruptCheckpointError: all checkpoints are damaged, or the one that was named.
         """
-        path, root = resume_from_checkpoint, self.args.output_dir
-        if path is True:
-            path = newest_whole(lambda: sort_checkpoints(root)[::-1], checked) or True
-        if is_ours(path):
-            if self.args.should_save:
-                write_state_file(path)
-            self.accelerator.wait_for_everyone()
+        path = resumable(resume_from_checkpoint, self.args.output_dir)
         return super().train(path, *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
