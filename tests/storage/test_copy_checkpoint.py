@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.support.counted_bucket import CountedBucket, kinds, without_obstore
 from tests.support.faulty_bucket import Answer, Fault, FaultyBucket, Request, never
 from tests.support.servers import bucket, environment, faulty_gcs, faulty_s3, gcs, s3
 from xckpt import LoadOptions, SaveOptions
+from xckpt.storage import copy_checkpoint as copying
 from xckpt.storage.buckets import server_side
 
 __all__ = ["bucket", "environment", "faulty_gcs", "faulty_s3", "gcs", "s3", "server"]
@@ -173,3 +175,21 @@ def test_a_copy_that_fails_leaves_nothing(bucket: CountedBucket) -> None:
     with pytest.raises(xckpt.StorageError):
         xckpt.copy("s3://bucket/a", "s3://bucket/b")
     assert set(bucket.objects) == before and any(request.copy for request in bucket.taken())
+
+
+def test_a_source_that_is_replaced_meanwhile_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, link = tmp_path / "source", copying.link_or_copy
+    plain = xckpt.SaveOptions(pack_bytes=0)
+    xckpt.save(source, {"w": np.arange(3), "v": np.ones(2)}, options=plain)
+
+    def late(old: Path, new: Path) -> None:
+        monkeypatch.setattr(copying, "link_or_copy", link)
+        xckpt.save(source, {"u": np.arange(4)}, overwrite=True, options=plain)
+        link(old, new)
+
+    monkeypatch.setattr(copying, "link_or_copy", late)
+    with pytest.raises(xckpt.StorageError, match="was replaced while it was copied; copy it again"):
+        xckpt.copy(source, tmp_path / "copy")
+    assert os.listdir(tmp_path) == ["source"]

@@ -31,7 +31,7 @@ from xckpt.core.manifest.memory import check_memory
 from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST, object_bytes, object_sizes
 from xckpt.core.manifest.packs import PACK_BYTES, PLACES
 from xckpt.core.manifest.rules import count_chunks
-from xckpt.errors import RESTORE, CorruptCheckpointError, StorageError, naming
+from xckpt.errors import RESTORE, CorruptCheckpointError, StorageError, XckptError, naming
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.base.identity import object_identity
@@ -98,12 +98,14 @@ def copy_checkpoint(
     if isinstance(staging, KeyStaging):
         staging.begun = 0
     try:
-        with storage_errors(target):
-            staging.location.make_folder()
-            _copy_objects(manifest, source.within(manifest.root), staging, options)
-        now = read_manifest(source)
-        if now != data or seen != _identity(source, manifest, now):
-            raise StorageError(f"{source} was replaced while it was copied; copy it again")
+        try:
+            with storage_errors(target):
+                staging.location.make_folder()
+                _copy_objects(manifest, source.within(manifest.root), staging, options)
+        except CorruptCheckpointError as error:
+            _refuse_replaced(source, manifest, data, seen, error)
+            raise
+        _refuse_replaced(source, manifest, data, seen)
         copied = msgspec.structs.replace(manifest, root=staging.root)
         staging.publish(encode(copied, digest_bytes))
     except BaseException:
@@ -114,6 +116,23 @@ def copy_checkpoint(
 def _identity(source: Location, manifest: Manifest, data: bytes) -> bytes:
     """What another save in place of a bucket changes, though its manifest be the same."""
     return b"" if source.folder else object_identity(source, manifest.root, data)
+
+
+def _refuse_replaced(
+    source: Location,
+    manifest: Manifest,
+    data: bytes,
+    seen: bytes,
+    cause: XckptError | None = None,
+) -> None:
+    """Do nothing if the checkpoint that is copied is still there.
+
+    Raises:
+        NotACheckpointError, StorageError: none is there now, or another.
+    """
+    now = read_manifest(source)
+    if now != data or seen != _identity(source, manifest, now):
+        raise StorageError(f"{source} was replaced while it was copied; copy it again") from cause
 
 
 def _copy_objects(

@@ -16,6 +16,7 @@ import pytest
 import xckpt
 from tests.support.servers import environment, gcs, new_place, s3
 from tests.support.stored import DOCUMENT
+from xckpt.storage import ZarrStorageWriter
 from xckpt.storage.commit.conditional import KeyClaim
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.commit.remove import Pace, hide_checkpoint
@@ -133,3 +134,23 @@ def test_a_save_after_a_deletion_that_had_no_room_for_a_claim(
     xckpt.save(path, {"w": np.arange(3, 6)}, options=plain)
     hidden.sweep(Pace())
     assert xckpt.open(path).verify() == [] and xckpt.load(path)["w"].tolist() == [3, 4, 5]
+
+
+def test_a_save_beside_a_deletion_lives_on(tmp_path: Path) -> None:
+    """Nothing was there when it began, as now; another save and deletion had removed its data."""
+    path, plain = tmp_path / "ckpt", xckpt.SaveOptions(pack_bytes=0)
+    xckpt.save(path, STATE, options=plain)
+    first = hide_checkpoint(Location.parse(path))
+    writer = ZarrStorageWriter(path, overwrite=True, options=plain)
+
+    def meanwhile() -> None:
+        first.sweep(Pace())
+        xckpt.save(path, STATE, overwrite=True, options=plain)
+        assert [left.owner for left in xckpt.gc(path, older_than=0)] == ["alive"]
+        xckpt.delete(path)
+
+    finish = writer.finish
+    writer.finish = lambda *given: (meanwhile(), finish(*given))[1]  # type: ignore[method-assign]
+    xckpt.save_state_dict({"w": np.arange(9), "step": 4}, writer, no_dist=True)
+    checkpoint = xckpt.open(path)
+    assert checkpoint.verify() == [] and checkpoint["step"] == 4

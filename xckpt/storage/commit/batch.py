@@ -23,8 +23,8 @@ from pathlib import Path
 
 from xckpt.engine.ranks.alive import WORK
 from xckpt.storage.budget import Pool
-from xckpt.storage.commit.file_system import syncs_at_once
-from xckpt.storage.commit.folder import sync_folder, unlisted
+from xckpt.storage.commit.file_system import is_at, syncs_at_once
+from xckpt.storage.commit.folder import sync_folder, sync_tree, unlisted
 from xckpt.storage.location import Location, storage_errors
 
 LARGE_BYTES, FLUSH_BYTES = 1 << 22, 1 << 26
@@ -59,6 +59,28 @@ def sync_all(descriptor: int, folders: Iterable[Path]) -> None:
     with Pool(threads=THREADS, budget=1) as threads:
         for path in _below(folders):
             threads.submit(partial(_sync, path))
+
+
+def sync_beside(staged: Path, generation: int, *, together: bool) -> None:
+    """Force to disk what was staged among the files of a folder.
+
+    Args:
+        staged: where it was written.
+        generation: a descriptor of it, if it is a generation; else negative.
+        together: whether its files are still to be forced.
+
+    Raises:
+        OSError: something could not be written, or the folder was exchanged meanwhile.
+    """
+    if together:
+        sync_all(generation, [staged])
+    sync_tree(staged)
+    sync_folder(staged.parent)
+    if generation >= 0:
+        # The manifest may survive a power cut before the name of the generations' folder.
+        sync_folder(staged.parent.parent)
+        if not is_at(generation, staged):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(staged))
 
 
 def flush(descriptor: int) -> None:

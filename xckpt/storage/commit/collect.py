@@ -32,7 +32,7 @@ from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.file_checks import documents_in
 from xckpt.storage.commit.carry import manifest_in, names_below, own_keys_in
-from xckpt.storage.commit.file_system import Lock, is_local, lock
+from xckpt.storage.commit.file_system import Lock, held_in, is_local, lock
 from xckpt.storage.commit.folder import (
     LEFTOVER,
     ONE_SAVE,
@@ -195,9 +195,11 @@ def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
     root, there = _root_in(folder)
     if there and root is None:
         return
+    living = held_in(folder / GENERATIONS)
     for entry in _generations(folder):
         if root != f"{GENERATIONS}/{entry.name}":
-            yield _measured(entry, folder, OwnerState.UNKNOWN, [entry])
+            owner = OwnerState.ALIVE if entry.name in living else OwnerState.UNKNOWN
+            yield _measured(entry, folder, owner, [entry])
     if (folder / CLAIM).is_file():
         own = [] if there else _own_files(folder)
         yield _measured(folder / CLAIM, folder, _of_claim(folder / CLAIM), [folder / CLAIM, *own])

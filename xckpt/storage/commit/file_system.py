@@ -89,6 +89,43 @@ def lock(descriptor: int, how: Callable[[int, int], object] = fcntl.flock) -> Lo
     return Lock.TAKEN
 
 
+def hold(folder: Path) -> int:
+    """Make a folder, and lock it until `let_go` or the end of this process; its descriptor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    lock(descriptor)
+    return descriptor
+
+
+def let_go(descriptor: int) -> None:
+    """Unlock and close, also where a forked process has it too; nothing if it is negative."""
+    if descriptor >= 0:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def held_in(place: Path) -> list[str]:
+    """The names of folders in a place that living processes `hold`."""
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = os.listdir(place)
+    return [name for name in names if _is_held(place / name)]
+
+
+def _is_held(folder: Path) -> bool:
+    with contextlib.suppress(OSError), opened_folder(folder) as opened:
+        return opened is not None and lock(opened) is Lock.HELD
+    return False
+
+
+def is_at(descriptor: int, folder: Path) -> bool:
+    """Whether an open folder still has its name."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+    return False
+
+
 def sync_opened(descriptor: int) -> bool:
     """Sync an open folder; False if the file system syncs none."""
     try:
@@ -230,7 +267,7 @@ def opened_folder(folder: Path | None) -> Iterator[int | None]:
     descriptor = None
     if folder is not None:
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
     finally:

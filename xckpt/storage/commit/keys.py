@@ -16,7 +16,6 @@ Object stores and ``memory://`` rename nothing, and a mount point cannot be rena
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
 import shutil
 from collections.abc import Mapping
@@ -52,7 +51,8 @@ from xckpt.storage.commit.conditional import (
     taken_for_dead,
     write_if,
 )
-from xckpt.storage.commit.folder import new_identity, sync_folder, sync_tree
+from xckpt.storage.commit.file_system import held_in, hold, let_go
+from xckpt.storage.commit.folder import new_identity
 from xckpt.storage.commit.probe import ListingTrial, check_conditions, found_at, note_left
 from xckpt.storage.location import Location, Writing, answer, open_store, storage_errors
 from xckpt.storage.refusals import refusal
@@ -85,8 +85,8 @@ class KeyStaging:
     """What the checkpoint will hold, if that is known."""
     begun: int | None = None
     """How many of the planned objects may have been written, in their order; None for all."""
-    descriptor: int = -1
-    """Descriptor of the folder, if files are synced together in the end."""
+    generation: int = -1
+    """Descriptor of a local generation, held: no call removes it while this process lives."""
     listing: ts.Future[list[bytes]] | None = None
     """The keys of a bucket, if they were asked for before the commit."""
     unlisted: Exception | None = None
@@ -206,9 +206,8 @@ class KeyStaging:
         self.asking.close()
         if self.trial is not None:
             self.trial.wait()
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        let_go(self.generation)
+        self.generation = -1
 
     def _abort(self) -> None:
         store = open_store(self.target)
@@ -265,9 +264,11 @@ class KeyStaging:
 
 
 def _keys_of(staging: KeyStaging, store: ts.KvStore) -> list[str]:
-    """The keys at the path; of a local folder also its folders."""
-    if staging.target.folder is not None:
-        return names_below(staging.target.folder)
+    """The keys at the path; of a local folder also its folders, but no generation that is held."""
+    folder = staging.target.folder
+    if folder is not None:
+        held = tuple(f"{GENERATIONS}/{name}" for name in held_in(folder / GENERATIONS))
+        return [key for key in names_below(folder) if not key.startswith(held)]
     listing, staging.listing = staging.listing, None
     return [key.decode() for key in answer(listing or store.list(), staging.target)]
 
@@ -285,16 +286,10 @@ def _written(staging: KeyStaging) -> dict[str, int]:
 def _sync(staging: KeyStaging) -> None:
     """Force what was staged in a local folder to disk."""
     folder = staging.location.folder
-    if folder is not None and staging.descriptor >= 0:
-        from xckpt.storage.commit.batch import sync_all
-
-        sync_all(staging.descriptor, [folder])
     if folder is not None:
-        sync_tree(folder)
-        sync_folder(folder.parent)
-        if staging.step is Step.GENERATION:
-            # The manifest may survive a power cut before the name of the generations' folder.
-            sync_folder(folder.parent.parent)
+        from xckpt.storage.commit.batch import sync_beside
+
+        sync_beside(folder, staging.generation, together=staging.location.unsynced)
 
 
 def begin_keys(target: Location, planned: Manifest | None, *, overwrite: bool) -> KeyStaging:
@@ -336,7 +331,6 @@ def stage_beside(target: Location, planned: Manifest | None, *, in_batch: bool) 
     seen = answer(open_store(target).read(MANIFEST), target)
     staging = _beside(target, seen, planned, new_identity())
     if in_batch:
-        staging.descriptor = os.open(target.path, os.O_RDONLY | os.O_CLOEXEC)
         staging.location = replace(staging.location, unsynced=True)
     return staging
 
@@ -347,4 +341,7 @@ def _beside(
     root, absent = f"{GENERATIONS}/{identity}", seen.state != "value"
     check_manifest(None if absent else seen.value, target)
     about = Step.GENERATION, target, target.within(root), seen.stamp.generation
-    return KeyStaging(*about, None if absent else seen.value, root, planned=planned)
+    staging = KeyStaging(*about, None if absent else seen.value, root, planned=planned)
+    if target.folder is not None:
+        staging.generation = hold(target.folder / root)
+    return staging

@@ -32,6 +32,7 @@ from xckpt.storage.commit.file_system import (
     can_exchange,
     can_rename,
     check_fitness,
+    is_at,
     look_into,
     syncs_at_once,
     take_name,
@@ -199,10 +200,7 @@ class StagedCheckpoint(StagedFolder):
 
     def _check_staging(self) -> None:
         """Refuse to commit a save that went to two folders: TensorStore creates missing folders."""
-        if self.opened >= 0:
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self.opened), os.stat(self.staging)):
-                    return
+        if self.opened >= 0 and not is_at(self.opened, self.staging):
             raise StorageError(
                 f"{self.staging} was deleted or renamed while a save wrote to it; {self.target} is "
                 f"as it was before: save again, and keep cleaners away from *.saving-* folders"
