@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import xckpt
 from benchmarks.probe import memory_of
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.plan.save import DefaultSavePlanner
+from xckpt.engine import background
 from xckpt.engine.in_flight import IN_FLIGHT
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.staging import AsyncStager, BlockingAsyncStager
@@ -462,6 +464,37 @@ def test_an_interrupt_while_the_thread_is_started_holds_nothing_up(
         assert isinstance(saving.saved.exception(5), KeyboardInterrupt)
     xckpt.save_async(tmp_path / "b", state(2)).result(SECONDS)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_no_interrupt_leaves_a_save_that_never_ends(tmp_path: Path) -> None:
+    """At the beginning of each function that `begin` calls: some left a save without a thread."""
+    xckpt.save_async(tmp_path / "a", state(0)).result()
+    at, calls = 0, 0
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        caller = frame.f_back
+        if event == "call" and caller and caller.f_code.co_filename == background.__file__:
+            calls += 1
+            if calls == at:
+                raise KeyboardInterrupt
+
+    while at <= calls:
+        at, calls = at + 1, 0
+        sys.settrace(interrupt)
+        try:
+            saved = xckpt.save_async(tmp_path / "a", state(at), overwrite=True)
+        except KeyboardInterrupt:
+            saved = None
+        finally:
+            sys.settrace(None)
+        for saving in list(IN_FLIGHT):
+            assert saving.beginner is None
+            saving.saved.exception(5)
+        assert (saved is None) == (calls == at)
+    assert at > 10
+    xckpt.save(tmp_path / "b", state(1))
+    assert number_of(tmp_path / "a") == at
 
 
 def test_an_unseen_failure_is_logged_at_the_end(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 from xckpt.core.metadata import Metadata
 from xckpt.core.text.arguments import seconds_of
 from xckpt.engine.in_flight import IN_FLIGHT, SaveInFlight, settle
-from xckpt.engine.limits import naming_limit, not_compiled
+from xckpt.engine.limits import check_loaded, naming_limit, not_compiled
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
 from xckpt.errors import XckptError
@@ -155,6 +155,12 @@ class SaveFuture:
         return f"<SaveFuture {self.where}: {state}>"
 
 
+def _locked() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 @dataclass(slots=True)
 class _SaveThread:
     """What the thread of a save does.
@@ -167,31 +173,33 @@ class _SaveThread:
     save: Save
     spare: BlockingAsyncStager | None
     copied: Future[State] = field(init=False)
-    """The staged state, or why there is none; set before `go_on` is."""
-    go_on: threading.Event = field(default_factory=threading.Event)
+    """The staged state, or why there is none; set before `go_on` is released."""
+    go_on: threading.Lock = field(default_factory=_locked)
+    """Released when the thread may save: in one call of C, which no interrupt divides."""
+    has_started: bool = False
     _turn: threading.Lock = field(default_factory=threading.Lock)
     """Taken once: by the thread, or by the caller that could not start it."""
 
     def start(self) -> None:
-        """Start the thread; if that fails, so has the save.
+        """Start the thread.
 
         A daemon: if it were joined like others, its own pools would be shut down before it ends.
         """
-        try:
-            from xckpt.engine.limits import check_loaded
+        check_loaded()  # a thread that is to load TensorStore may not even start
+        threading.Thread(target=self.run, name="xckpt-save", daemon=True).start()
+        self.has_started = True
 
-            check_loaded()  # a thread that is to load TensorStore may not even start
-            threading.Thread(target=self.run, name="xckpt-save", daemon=True).start()
-        except BaseException as error:
-            if self._turn.acquire(blocking=False):
-                self.status.saved.set_exception(error)
-            raise
+    def fail(self, error: BaseException) -> None:
+        """The save ends here if its thread has not started; else the thread ends it."""
+        self.copied = _failed(error)
+        if not self.has_started and self._turn.acquire(blocking=False):
+            self.status.saved.set_exception(error)
 
     def run(self) -> None:
-        """Save once `go_on` is set; give a spare stager back, then say how it ended."""
+        """Save once `go_on` is released; give a spare stager back, then say how it ended."""
         if not self._turn.acquire(blocking=False):
             return
-        self.go_on.wait()
+        self.go_on.acquire()
         outcome = self._outcome()
         del self.copied, self.save
         if self.spare is not None:
@@ -237,8 +245,8 @@ def begin(
         stager = spare = _take_spare()
     work = _SaveThread(status, background, save, spare)
     _register_exit()
-    IN_FLIGHT[status] = None
     try:
+        IN_FLIGHT[status] = None
         # Started before the copying, but released after it: else the caller would wait for the
         # interpreter's lock while the save plans.
         work.start()
@@ -248,12 +256,13 @@ def begin(
         work.copied = _stage(stager, state, until=status.saved)
     except BaseException as error:
         status.seen = True
-        work.copied = _failed(error)
+        work.fail(error)
         raise
     finally:
-        work.copied.add_done_callback(lambda copied: _end(staged, _failure(copied)))
-        work.go_on.set()
+        copied = work.copied
         status.beginner = None
+        work.go_on.release()  # nothing that an interrupt may leave out stands before this
+        copied.add_done_callback(lambda copied: _end(staged, _failure(copied)))
     saving = SaveFuture(status, staged)
     if _exit_began.is_set():
         saving.result()
