@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from functools import partial
@@ -117,6 +118,26 @@ def test_a_failure_of_the_caller_wins() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert ran == []
+
+
+def test_an_interrupt_waits_for_what_is_running() -> None:
+    """Python takes a thread for ended once an interrupt has come in the wait for its end."""
+    ended: list[int] = []
+    here, usr1 = threading.main_thread().ident, signal.SIGUSR1
+    assert here is not None
+    before = signal.signal(usr1, signal.default_int_handler)
+
+    def work() -> None:
+        with Pool(threads=2, budget=10) as pool:
+            pool.submit(lambda: (time.sleep(0.3), ended.append(1)))
+            threading.Timer(0.1, signal.pthread_kill, (here, usr1)).start()
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        signal.signal(usr1, before)
+    assert ended == [1]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

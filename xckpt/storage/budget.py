@@ -180,7 +180,7 @@ class Pool(Budget):
         self._ended = False
         # No executor, for each holds one lock of the process while it starts a thread: a handler of
         # signals that comes then, and saves, would wait for ever. Its futures cost time, besides.
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[threading.Thread, threading.Event] = {}
         self._work = WORK.get()
         self._tasks: SimpleQueue[tuple[Callable[[], object], int] | None] = SimpleQueue()
 
@@ -232,22 +232,24 @@ class Pool(Budget):
         self._tasks.put((task, size))
         if len(self._threads) < self._most:
             name = f"xckpt_{len(self._threads)}"
-            thread = threading.Thread(target=self._serve, name=name, daemon=True)
-            self._threads.append(thread)  # first, for an interrupt may end the wait for its start
+            ended = threading.Event()
+            thread = threading.Thread(target=self._serve, args=(ended,), name=name, daemon=True)
+            self._threads[thread] = ended  # first, for an interrupt may end the wait for its start
             try:
                 thread.start()
             except RuntimeError as error:
-                self._threads.remove(thread)
+                del self._threads[thread]
                 if not self._threads:
                     raise naming_limit(error) from error
                 self._most = len(self._threads)  # the system allows no more threads
 
-    def _serve(self) -> None:
+    def _serve(self, ended: threading.Event) -> None:
         WORK.set(self._work)
         while (task := self._tasks.get()) is not None:
             self._run(*task)
             del task  # it may hold much memory
         self._tasks.put(None)  # for the next thread
+        ended.set()
 
     def _run(self, task: Callable[[], object], size: int) -> None:
         try:
@@ -278,8 +280,9 @@ class Pool(Budget):
 
     def _end_threads(self) -> None:
         self._tasks.put(None)
-        for thread in self._threads:
-            if thread.is_alive():  # else it ends, or it comes when a failure has ended all
+        for thread, ended in tuple(self._threads.items()):
+            if thread.ident is not None:  # else it comes when a failure has ended all, if at all
+                ended.wait()  # before Python 3.13 a join that was interrupted waits no more
                 thread.join()
 
 
