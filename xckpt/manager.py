@@ -25,7 +25,7 @@ from xckpt.api.run.saves import Rules, RunSaves
 from xckpt.api.save import Path, check_path, names_limits, raised_on_all_ranks
 from xckpt.core.metadata import JSONValue
 from xckpt.core.run.bases import FULL_EVERY, Bases
-from xckpt.core.run.numbers import checked_step
+from xckpt.core.run.numbers import checked_step, whole
 from xckpt.core.run.policies import BY_DEFAULT, KEEP_BY_DEFAULT, KeepPolicy, SavePolicy
 from xckpt.core.run.temporary import Temporary, keep_policies, save_policies
 from xckpt.core.text.arguments import named
@@ -98,7 +98,7 @@ class CheckpointManager(RunReading):
         keep: KeepPolicy | Iterable[KeepPolicy] = KEEP_BY_DEFAULT,
         temporary: Temporary | Path | None = None,
         delete_rate: float | None = DELETE_RATE,
-        full_every: int | None = FULL_EVERY,
+        full_every: SupportsIndex | None = FULL_EVERY,
         group: Group | TorchProcesses | None = None,
         timeout: float | None = None,
         options: SaveOptions | None = None,
@@ -251,7 +251,7 @@ def _check_alike(
     ranks: Group,
     root: RunRoot,
     temporary: RunRoot | None,
-    full_every: int | None,
+    full_every: SupportsIndex | None,
     options: SaveOptions,
 ) -> None:
     """Refuse a run whose ranks would save to other places or in other ways.
@@ -288,14 +288,19 @@ def _rate(rate: float | None) -> float | None:
     return rate
 
 
-def _count(full_every: int | None) -> int | None:
+def _count(full_every: SupportsIndex | None) -> int | None:
     """A number of saves.
 
     Raises:
         TypeError, ValueError: it is not a number of saves.
     """
-    if full_every is not None and (isinstance(full_every, bool) or not isinstance(full_every, int)):
-        raise TypeError(f"full_every is a number of saves, not {named(type(full_every).__name__)}")
-    if full_every is not None and full_every < 1:
-        raise ValueError(f"full_every is 1 or more saves, not {full_every}")
-    return full_every
+    if full_every is None:
+        return None
+    try:
+        count = whole(full_every)
+    except TypeError:
+        kind = named(type(full_every).__name__)
+        raise TypeError(f"full_every is a number of saves, not {kind}") from None
+    if count < 1:
+        raise ValueError(f"full_every is 1 or more saves, not {count}")
+    return count

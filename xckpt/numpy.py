@@ -142,6 +142,9 @@ ADAPTER: Final = NumpyAdapter()
 
 
 _ADVICE: Final = {
+    "f": "convert it to float64, by .astype(np.float64)",
+    "c": "convert it to complex128, by .astype(np.complex128)",
+    "T": "save text as a list of str, by .tolist()",
     "U": "save text as a list of str, by .tolist(), or as numbers, by .view(np.uint32)",
     "S": "save it as a list of bytes, by .tolist(), or as numbers, by .view(np.uint8)",
     "O": "save a list, by .tolist(), or an array of numbers, by .astype()",

@@ -97,7 +97,7 @@ STATES: dict[str, tuple[Callable[[], Any], str]] = {
     "fields": (lambda: {"w": np.zeros(3, [("a", "i4")])}, "each field as an array"),
     "dates": (lambda: {"w": np.zeros(3, "M8[s]")}, "datetime64"),
     "text arrays": (lambda: {"w": np.array(["a"])}, "save text as a list"),
-    "long doubles": (lambda: {"w": np.ones(3, np.longdouble)}, "convert it to a number type"),
+    "long doubles": (lambda: {"w": np.ones(3, np.longdouble)}, "convert it to float64"),
     "a masked array": (
         lambda: {"w": np.ma.masked_array([1.0, 2.0], [True, False])},
         "its data and mask",

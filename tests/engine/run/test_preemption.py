@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.synchronize import Event
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import xckpt
 from tests.support.fork_server import context
+from xckpt.api.run.folder import RunFolder
 from xckpt.engine.run.preemption import Preemption
 
 FORK = multiprocessing.get_context("fork")
@@ -207,3 +211,17 @@ def test_another_thread_leaves_the_handlers_alone() -> None:
         assert signal.getsignal(signal.SIGTERM) is before
         pool.submit(preemption.rest).result()
     assert signal.getsignal(signal.SIGTERM) is before and not preemption.asked()
+
+
+def test_a_run_that_cannot_begin_leaves_the_signals_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collect(folder: RunFolder) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGTERM)
+    run = xckpt.CheckpointManager(tmp_path, full_every=np.int64(3))
+    monkeypatch.setattr(RunFolder, "collect", collect)
+    with pytest.raises(KeyboardInterrupt), run:
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -233,9 +233,9 @@ class RunSaves:
 
     def enter(self) -> None:
         """The training loop begins; the signal that ended an earlier one was answered."""
-        if self.signal.watch():
-            self.preempted = self._answered = False
         self.folder.collect()
+        if self.signal.watch():  # last: if that fails, no end of the loop puts the handlers back
+            self.preempted = self._answered = False
 
     def leave(self, error: BaseException | None) -> None:
         """The training loop has ended, perhaps by an error, which counts more than a save's.
