@@ -185,5 +185,5 @@ def test_memory_is_shared_and_not_copied(tmp_path: Path) -> None:
     save, load_into, load = (int(number) for number in run.stdout.split())
     assert save < more
     assert load_into < more
-    # The kernel counts a process's pages in batches, for each processor apart.
-    assert size - (1 << 20) <= load < size + more
+    # What there was before may have gone meanwhile, and the kernel counts pages in batches.
+    assert size - (8 << 20) <= load < size + more
