@@ -107,5 +107,5 @@ try:
 except ImportError as error:
     print(error)
 """)
-    assert done.stdout.startswith("XckptCheckpointIO needs lightning: pip install lightning (")
+    assert done.stdout.startswith("XckptCheckpointIO needs lightning: pip install -U lightning (")
     assert done.stdout.count("\n") == 1 and done.stderr == ""
