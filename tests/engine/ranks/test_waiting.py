@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 import time
 
 import pytest
 
+from xckpt.engine.ranks.alive import WORK, working
 from xckpt.engine.ranks.connection import Frame, Kind
 from xckpt.engine.ranks.links import TOKEN_BYTES, Links
 from xckpt.engine.ranks.patience import Patience
@@ -58,3 +61,34 @@ def test_what_is_sent_is_no_sign_of_life() -> None:
 def test_a_silence_is_named_in_round_seconds() -> None:
     assert silence(1.74758).startswith("sent nothing for 1.75 s;")
     assert silence(1800.0).startswith("sent nothing for 1800 s;")
+
+
+def test_after_an_interrupt_nothing_more_is_said() -> None:
+    """Python takes a thread for ended once an interrupt has come in the wait for its end."""
+    said: list[str] = []
+
+    class Slow:
+        beat = 0.02
+
+        def say_alive(self, seconds_ago: float) -> None:
+            said.append("begun")
+            time.sleep(0.3)
+            said.append("ended")
+
+        def heed(self, began: float, away: float) -> None: ...
+
+    def work() -> None:
+        with working(Slow()):
+            WORK.get().moved = time.monotonic()
+            time.sleep(0.1)
+            threading.Timer(0.1, signal.pthread_kill, (here, usr1)).start()
+
+    here, usr1 = threading.main_thread().ident, signal.SIGUSR1
+    assert here is not None
+    before = signal.signal(usr1, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        signal.signal(usr1, before)
+    assert said == ["begun", "ended"]

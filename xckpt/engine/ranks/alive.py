@@ -118,20 +118,24 @@ def working(group: object, *, heeds: bool = False) -> Generator[None]:
     if not isinstance(group, HeartbeatGroup) or group.beat == float("inf"):
         yield
         return
-    work, over = Work(is_heard=True), threading.Event()
+    work, over, ended = Work(is_heard=True), threading.Event(), threading.Event()
+
+    def talk() -> None:
+        try:
+            _talk(group, work, over, heeds)
+        finally:
+            ended.set()
+
     before = WORK.set(work)
-    thread = threading.Thread(
-        target=_talk, args=(group, work, over, heeds), name="xckpt-alive", daemon=True
-    )
-    thread.start()
+    threading.Thread(target=talk, name="xckpt-alive", daemon=True).start()
     try:
         yield
     finally:
         over.set()
         try:
-            thread.join()
+            ended.wait()  # before Python 3.13 a join that was interrupted waits no more
         except BaseException:
-            thread.join()  # the connections are this thread's again
+            ended.wait()  # the connections are this thread's again
             raise
         finally:
             WORK.reset(before)
