@@ -345,3 +345,29 @@ def test_a_collection_lists_each_place_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert [high.partition("/")[0] for _, high in listed] == ["2", "1", "2"]
     assert sorted(xckpt.open(f"{run}/{step}").verify() == [] for step in ("1", "10", "2"))
     assert not any(".generations" in key for key in keys(run))
+
+
+@pytest.mark.parametrize("cleaned", [True, False])
+def test_a_deletion_amid_a_save_that_began_where_nothing_was(
+    url: str, monkeypatch: pytest.MonkeyPatch, cleaned: bool
+) -> None:
+    """Its manifest needs that nothing is there, as before: it was committed without its data."""
+    xckpt.save(url, OLD, options=PLAIN)
+    hide_checkpoint(Location.parse(url))  # and is killed
+    whole: list[bool] = []
+
+    def waited() -> None:
+        whole.append(sum(key.endswith("w/c/0") for key in keys(url)) >= 2)
+
+    def meanwhile() -> None:
+        with monkeypatch.context() as patch:
+            if not cleaned:
+                patch.setattr(KeyStaging, "delete", lambda *given: True)
+            xckpt.save(url, OLD, overwrite=True, options=PLAIN)
+        monkeypatch.setattr(remove, "let_arrive", lambda: waited())
+        xckpt.delete(url)
+
+    once_before(monkeypatch, KeyStaging, "_write_manifest", meanwhile)
+    with pytest.raises(xckpt.StorageError, match="taken for a dead one"):
+        xckpt.save(url, NEW, overwrite=True, options=PLAIN)
+    assert whole == ([] if cleaned else [True]) and "xckpt.json" not in keys(url)

@@ -187,7 +187,11 @@ def is_kept(
     A process that removes what was staged first takes the claim over, and then looks at the
     manifest. So a manifest that was written soon after a look at the claim needs no second look.
     """
-    if claim is None or target.folder is not None or claim.is_known or claim.is_held(store, target):
+    if claim is None or target.folder is not None:
+        return True
+    # Beside data, where no manifest was: another may have come and gone since that look.
+    is_sure = claim.is_known and (old is not None or claim.key == CLAIM)
+    if is_sure or claim.is_held(store, target):
         return True
     # Where another save or a deletion has replaced it since, it was committed.
     there = generation_if(store, MANIFEST, manifest, target)
@@ -226,8 +230,7 @@ def came_first(
 def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: Location) -> bytes:
     """Write to a key if its generation is ``seen``.
 
-    No two savers write the same content, so the content tells who wrote the key if the answer was
-    lost.
+    No two savers write the same content, so it tells who wrote the key if the answer was lost.
 
     Returns:
         The key's new generation; empty if another save has written it.

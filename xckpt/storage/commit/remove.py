@@ -37,6 +37,7 @@ from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.commit import conditional
 from xckpt.storage.commit.carry import is_manifest
+from xckpt.storage.commit.collect import root_of
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
 from xckpt.storage.commit.file_system import check_deletable, delete_entries, opened_folder
 from xckpt.storage.commit.folder import new_identity, sync_folder
@@ -111,7 +112,7 @@ class Hidden:
     """The marks that go last, before the claim."""
     claim: KeyClaim
     others: list[str] = field(default_factory=list[str])
-    """Claims of overwrites that were cut off, or are deleting old keys now: they go first."""
+    """Claims of other overwrites, which live or were cut off: they go first."""
 
     def sweep(self, pace: Pace, progress: Watcher = None) -> None:
         """Delete it.
@@ -149,6 +150,8 @@ class Hidden:
                 return error
             let_arrive()
             self.others = []
+            named = root_of(answer(store.read(MANIFEST), self.target).value) or "/"
+            self.keys = [key for key in self.keys if not key.startswith(f"{named}/")]
         left: dict[str, Exception] = {}
         at_once = AT_ONCE if folder is not None else pace.at_once
         with opened_folder(folder) as opened:
@@ -227,9 +230,8 @@ def _hidden(target: Location) -> Hidden:
                 f"{target} holds no committed checkpoint, so nothing was deleted"
             )
         generation = seen.stamp.generation
-        staging = KeyStaging(
-            Step.GENERATION, target, target, generation, seen.value, listing=listing
-        )
+        about = Step.GENERATION, target, target, generation
+        staging = KeyStaging(*about, seen.value, listing=listing)
         # Listed before: keys that others begin to write afterwards must not be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
         check_deletable(target.folder, [*keys, MANIFEST])
@@ -251,7 +253,8 @@ def _hidden(target: Location) -> Hidden:
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
     last = [*marks, *sorted(groups, reverse=True)]
-    others = [key for key in keys if posixpath.dirname(key) in groups and key.endswith(f"/{CLAIM}")]
+    settled = {root_of(seen.value)} - groups  # its overwrite has deleted what it replaced
+    others = [k for k in keys if k.endswith(f"/{CLAIM}") and posixpath.dirname(k) not in settled]
     own = [key for key in keys if key not in {*last, *others, CLAIM}]
     return Hidden(target, own, last, claim, others)
 
