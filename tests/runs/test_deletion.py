@@ -17,7 +17,7 @@ from tests.support.time_limit import ALLOWANCE
 from xckpt.api.load import load
 from xckpt.core.manifest.own_keys import GENERATIONS
 from xckpt.policies import EverySteps, Latest, OnSteps
-from xckpt.storage.commit import remove
+from xckpt.storage.commit import file_system, remove
 from xckpt.storage.commit.remove import Pace, hide_checkpoint
 from xckpt.storage.location import Location, open_store
 
@@ -128,7 +128,7 @@ def test_what_the_storage_refuses_is_tried_again(
 ) -> None:
     monkeypatch.setattr(remove, "DELAYS", (0.0, 0.0))
     refusals = [0]
-    delete = remove.delete_entry
+    delete = file_system.delete_entry
 
     def refused(entry: str, folder: int | None) -> None:
         if refusals[0] > 0 and entry in ("w/c/0/0", "w/c/1/0"):
@@ -136,7 +136,7 @@ def test_what_the_storage_refuses_is_tried_again(
             raise PermissionError(13, "no permission")
         delete(entry, folder)
 
-    monkeypatch.setattr(remove, "delete_entry", refused)
+    monkeypatch.setattr(file_system, "delete_entry", refused)
     checkpoints = xckpt.CheckpointManager(
         tmp_path, save=EverySteps(1), keep=Latest(1), options=PLAIN
     )

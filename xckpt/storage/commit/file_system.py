@@ -309,13 +309,13 @@ def delete_entries(entries: Iterable[str], folder: int | None) -> dict[str, Exce
     left: dict[str, Exception] = {}
     for entry in entries if folder is not None else ():
         try:
-            _delete_entry(entry, folder)
+            delete_entry(entry, folder)
         except OSError as error:
             left[entry] = error
     return left
 
 
-def _delete_entry(entry: str, folder: int | None) -> None:
+def delete_entry(entry: str, folder: int | None) -> None:
     """Delete a file, or an empty folder, by its path in a folder that is open."""
     try:
         os.unlink(entry, dir_fd=folder)
