@@ -27,6 +27,7 @@ from xckpt.core.leaf import HostSource, RemotePart
 from xckpt.engine import background, host_copy
 from xckpt.engine.fresh_memory import CACHE_LINE, fresh
 from xckpt.engine.host_copy import HostCopies
+from xckpt.engine.ranks.alive import AwaitedThread
 from xckpt.errors import LeafTooLargeError, UnsupportedLeafError
 from xckpt.staging import AsyncStager, BlockingAsyncStager
 
@@ -142,7 +143,7 @@ def test_a_copy_that_fails_in_a_thread_is_raised() -> None:
 def test_no_thread_copies_on_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupts, alive, begun = [KeyboardInterrupt()], list[threading.Thread](), list[int]()
 
-    class Interrupted(threading.Thread):
+    class Interrupted(AwaitedThread):
         def join(self, timeout: float | None = None) -> None:
             alive.append(self)
             if interrupts:
@@ -153,7 +154,7 @@ def test_no_thread_copies_on_after_an_interrupt(monkeypatch: pytest.MonkeyPatch)
         begun.append(1)
         time.sleep(0.01)
 
-    monkeypatch.setattr(host_copy, "Thread", Interrupted)
+    monkeypatch.setattr(host_copy, "AwaitedThread", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         host_copy._run([copy] * 100, lambda: None, threads=2)
     assert not any(thread.is_alive() for thread in alive) and len(begun) < 100

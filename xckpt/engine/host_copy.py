@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -37,6 +36,7 @@ from xckpt.engine.fresh_memory import (
     populate,
     use_huge_pages,
 )
+from xckpt.engine.ranks.alive import AwaitedThread
 from xckpt.options import processors
 
 Array = NDArray[np.generic]
@@ -330,11 +330,11 @@ def _run(
             failures.append(error)
 
     def join() -> None:
-        for thread in filter(Thread.is_alive, started):
+        for thread in started:
             thread.join()
 
     # No executor: a handler of signals that saves could wait for ever (`xckpt.storage.budget`).
-    started = [Thread(target=work, name="xckpt-copy") for _ in range(threads)]
+    started = [AwaitedThread(work, "xckpt-copy") for _ in range(threads)]
     try:
         for thread in started:
             thread.start()

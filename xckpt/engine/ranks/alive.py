@@ -11,6 +11,7 @@
 4. A thread that does a part of some work is started with that `WORK`.
 5. A rank that takes chunks from another rank takes over the time of that rank's progress, not the
    time at which it heard of it. So a rank that has stopped is never taken for alive.
+6. A thread that uses what its caller gets back is an `AwaitedThread`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from xckpt.engine.ranks.waiting import Presence, given_up
@@ -95,6 +97,40 @@ def beat_of(timeout: float) -> float:
     return min(BEAT_SECONDS, timeout / 4)
 
 
+class AwaitedThread(threading.Thread):
+    """A daemon whose end can be waited for again after Ctrl-C.
+
+    Before Python 3.13 a thread counts as ended once an interrupt has come in
+    `threading.Thread.join`: a second wait returned at once, and the thread went on to write into
+    memory that the caller had back. (`xckpt.storage.budget.Pool` does the same by itself.)
+
+    Example:
+        >>> done = []
+        >>> thread = AwaitedThread(lambda: done.append(1), "example")
+        >>> thread.join()  # not started yet: nothing to wait for
+        >>> thread.start()
+        >>> thread.join()
+        >>> done
+        [1]
+    """
+
+    def __init__(self, target: Callable[[], object], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self._has_run = threading.Event()
+
+    def run(self) -> None:
+        """Call the target."""
+        try:
+            super().run()
+        finally:
+            self._has_run.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended; not at all if it has not started."""
+        if self.ident is not None and self._has_run.wait(timeout):
+            super().join(timeout)
+
+
 @contextlib.contextmanager
 def working(group: object, *, heeds: bool = False) -> Generator[None]:
     """Around this rank's own part of a step: the others hear of its progress.
@@ -118,24 +154,18 @@ def working(group: object, *, heeds: bool = False) -> Generator[None]:
     if not isinstance(group, HeartbeatGroup) or group.beat == float("inf"):
         yield
         return
-    work, over, ended = Work(is_heard=True), threading.Event(), threading.Event()
-
-    def talk() -> None:
-        try:
-            _talk(group, work, over, heeds)
-        finally:
-            ended.set()
-
+    work, over = Work(is_heard=True), threading.Event()
     before = WORK.set(work)
-    threading.Thread(target=talk, name="xckpt-alive", daemon=True).start()
+    thread = AwaitedThread(partial(_talk, group, work, over, heeds), "xckpt-alive")
+    thread.start()
     try:
         yield
     finally:
         over.set()
         try:
-            ended.wait()  # before Python 3.13 a join that was interrupted waits no more
+            thread.join()
         except BaseException:
-            ended.wait()  # the connections are this thread's again
+            thread.join()  # the connections are this thread's again
             raise
         finally:
             WORK.reset(before)

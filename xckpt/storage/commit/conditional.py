@@ -27,6 +27,7 @@ import msgspec
 import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, Documents
+from xckpt.engine.ranks.alive import AwaitedThread
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.chunks.file_checks import documents_in, stored_content
 from xckpt.storage.commit.file_system import delete_entries, opened_folder
@@ -103,15 +104,14 @@ class KeyClaim:
             while not ended.wait(AGAIN):
                 self.ask(store)
 
-        thread = threading.Thread(target=look, name="xckpt_claim", daemon=True)
+        thread = AwaitedThread(look, "xckpt_claim")
         try:
             with contextlib.suppress(RuntimeError):  # no more threads: it is looked at afterwards
                 thread.start()
             yield
         finally:
             ended.set()
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
 
     @property
     def is_taken(self) -> bool:

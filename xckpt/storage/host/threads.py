@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from xckpt.engine.ranks.alive import WORK
+from xckpt.engine.ranks.alive import WORK, AwaitedThread
 
 
 class Threads:
@@ -18,7 +18,7 @@ class Threads:
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         self._fail = fail
         self._failure: BaseException | None = None
-        self._threads: list[threading.Thread] = []
+        self._threads: list[AwaitedThread] = []
         self._running = 0
         self._changed = threading.Condition()
         """Notified when a thread ends, and of the failure."""
@@ -40,7 +40,7 @@ class Threads:
 
         with self._changed:
             self._running += 1
-        thread = threading.Thread(target=run, name="xckpt-exchange", daemon=True)
+        thread = AwaitedThread(run, "xckpt-exchange")
         thread.start()  # before `join` waits for it, which a thread that cannot start would end
         self._threads.append(thread)
 
