@@ -106,11 +106,15 @@ class Integrity:
             CheckpointReplacedError: another checkpoint is there now, or none.
         """
         try:
-            is_another = self._is_another(_present(self.home, self.stored[0]))
+            present = _present(self.home, self.stored[0])
+            if not self._is_another(present):
+                return
         except (ManifestError, StorageError):
             return
-        if is_another:
-            raise replaced(self.home, "or removed while it was read") from cause
+        when = "or removed while it was read"
+        if present is None and self.home.folder is not None:
+            when += ", or this host does not see the folder that another has opened"
+        raise replaced(self.home, when) from cause
 
     def _is_another(self, present: bytes | None) -> bool:
         """Whether the manifest that is stored now is another one than this checkpoint's."""
