@@ -211,8 +211,9 @@ def claim(folder: Path, identity: str) -> Claim:
     """
     staged = staging_folder(folder, identity)
     path = claim_of(staged)
-    # Under a name of its own: a rename would take what another process has made there.
-    own = identity if ONE_SAVE.fullmatch(identity) else new_identity()
+    # A save's name is its own; that of a conversion may be claimed by several processes at once.
+    is_own = ONE_SAVE.fullmatch(identity) is not None
+    own = identity if is_own else new_identity()
     unlocked = staged.with_name(f"{staging_folder(folder, own).name}.new")
     for attempt in range(_ATTEMPTS):
         descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -220,7 +221,7 @@ def claim(folder: Path, identity: str) -> Claim:
             os.write(descriptor, msgspec.json.encode(ClaimText.own(identity, folder.name)))
             if lock(descriptor) is Lock.HELD:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(unlocked))
-            take_name(Step.RENAME, unlocked, path)  # where another has the name, it keeps it
+            take_name(Step.REPLACE if is_own else Step.RENAME, unlocked, path)
         except BaseException as error:
             os.close(descriptor)
             with contextlib.suppress(OSError):
