@@ -189,8 +189,8 @@ def is_kept(
     """
     if claim is None or target.folder is not None:
         return True
-    # Beside data, where no manifest was: another may have come and gone since that look.
-    is_sure = claim.is_known and (old is not None or claim.key == CLAIM)
+    # Where none was, another may have come and gone; a bucket's free path spares the round trip.
+    is_sure = claim.is_known and (old is not None or (claim.key == CLAIM and target.bucket))
     if is_sure or claim.is_held(store, target):
         return True
     # Where another save or a deletion has replaced it since, it was committed.
