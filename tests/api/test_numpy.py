@@ -148,12 +148,14 @@ def test_two_leaves_may_share_memory(tmp_path: Path) -> None:
 
 
 PEAK = """
-import sys
+import ctypes, gc, sys
 from pathlib import Path
 import numpy as np, xckpt
 
 def extra(call):
     'Bytes that a call needed at its peak, over what was there before.'
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free would go meanwhile, and hide as much
     Path("/proc/self/clear_refs").write_text("5")
     before, _ = resident()
     call()
@@ -185,5 +187,5 @@ def test_memory_is_shared_and_not_copied(tmp_path: Path) -> None:
     save, load_into, load = (int(number) for number in run.stdout.split())
     assert save < more
     assert load_into < more
-    # What there was before may have gone meanwhile, and the kernel counts pages in batches.
-    assert size - (8 << 20) <= load < size + more
+    # The kernel counts a process's pages in batches, for each processor apart.
+    assert size - (1 << 20) <= load < size + more

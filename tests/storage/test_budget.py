@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from functools import partial
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from tests.support.interrupts import interrupts
 from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 
@@ -123,20 +123,14 @@ def test_a_failure_of_the_caller_wins() -> None:
 def test_an_interrupt_waits_for_what_is_running() -> None:
     """Python takes a thread for ended once an interrupt has come in the wait for its end."""
     ended: list[int] = []
-    here, usr1 = threading.main_thread().ident, signal.SIGUSR1
-    assert here is not None
-    before = signal.signal(usr1, signal.default_int_handler)
 
     def work() -> None:
         with Pool(threads=2, budget=10) as pool:
             pool.submit(lambda: (time.sleep(0.3), ended.append(1)))
-            threading.Timer(0.1, signal.pthread_kill, (here, usr1)).start()
+            threading.Timer(0.1, interrupt).start()
 
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            work()
-    finally:
-        signal.signal(usr1, before)
+    with interrupts() as interrupt, pytest.raises(KeyboardInterrupt):
+        work()
     assert ended == [1]
 
 

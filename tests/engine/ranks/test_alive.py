@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 
 import pytest
 
+from tests.support.interrupts import interrupts
 from xckpt.engine.ranks.alive import AwaitedThread
 
 
 def test_a_thread_is_waited_for_after_an_interrupt() -> None:
     """Python before 3.13 takes it for ended once an interrupt has come in `Thread.join`."""
     ended: list[int] = []
-    here, usr1 = threading.main_thread().ident, signal.SIGUSR1
-    assert here is not None
+    with interrupts() as interrupt:
 
-    def interrupt() -> None:
-        time.sleep(0.1)
-        signal.pthread_kill(here, usr1)
-        time.sleep(0.2)
-        ended.append(1)
+        def work() -> None:
+            time.sleep(0.1)
+            interrupt()
+            time.sleep(0.2)
+            ended.append(1)
 
-    before = signal.signal(usr1, signal.default_int_handler)
-    thread = AwaitedThread(interrupt, "slow")
-    try:
+        thread = AwaitedThread(work, "slow")
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             thread.join()
         assert not ended
         thread.join()
-    finally:
-        signal.signal(usr1, before)
     assert ended == [1] and not thread.is_alive()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
 import time
 
 import pytest
 
+from tests.support.interrupts import interrupts
 from xckpt.engine.ranks.alive import WORK, working
 from xckpt.engine.ranks.connection import Frame, Kind
 from xckpt.engine.ranks.links import TOKEN_BYTES, Links
@@ -81,14 +81,8 @@ def test_after_an_interrupt_nothing_more_is_said() -> None:
         with working(Slow()):
             WORK.get().moved = time.monotonic()
             time.sleep(0.1)
-            threading.Timer(0.1, signal.pthread_kill, (here, usr1)).start()
+            threading.Timer(0.1, interrupt).start()
 
-    here, usr1 = threading.main_thread().ident, signal.SIGUSR1
-    assert here is not None
-    before = signal.signal(usr1, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            work()
-    finally:
-        signal.signal(usr1, before)
+    with interrupts() as interrupt, pytest.raises(KeyboardInterrupt):
+        work()
     assert said == ["begun", "ended"]

@@ -369,7 +369,7 @@ def test_a_deletion_amid_a_save_that_began_where_nothing_was(
             if not cleaned:
                 patch.setattr(KeyStaging, "delete", lambda *given: True)
             xckpt.save(url, OLD, overwrite=True, options=PLAIN)
-        monkeypatch.setattr(remove, "let_arrive", lambda: waited())
+        monkeypatch.setattr(remove, "let_arrive", waited)
         xckpt.delete(url)
 
     once_before(monkeypatch, KeyStaging, "_write_manifest", meanwhile)

@@ -457,5 +457,21 @@ def test_a_private_folder_stays_private(tmp_path: Path, old: bool) -> None:
         seen.update(stat.S_IMODE(each.stat().st_mode) for each in (staging, path))
 
     save_with(Stopping(str(path), look, overwrite=True), NEW)
-    look_again = stat.S_IMODE(path.stat().st_mode)
-    assert seen == {0o2700} and look_again == 0o2700
+    assert seen == {0o2700} and stat.S_IMODE(path.stat().st_mode) == 0o2700
+
+
+@pytest.mark.parametrize(("mode", "left"), [(0o770, 0o700), (0o775, 0o755), (0o711, 0o711)])
+def test_a_group_that_cannot_be_given_gives_its_rights_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, left: int
+) -> None:
+    path = tmp_path / "ckpt"
+    path.mkdir()
+    path.chmod(mode)
+
+    def refuse(*given: object) -> None:
+        raise PermissionError(1, "not a member of the group")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "chown", refuse)
+        xckpt.save(path, OLD)
+    assert stat.S_IMODE(path.stat().st_mode) == left

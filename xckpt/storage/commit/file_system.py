@@ -4,7 +4,7 @@
    synced, names. `check_fitness` refuses a checkpoint that cannot be held there.
    `syncs_at_once` says whether one call syncs all files.
 2. `can_rename` and `can_exchange` say whether a new folder can take the place of an old one;
-   `exchange` exchanges the two in one step.
+   `share_mode` gives it the other's rights, and `exchange` exchanges the two in one step.
 3. `opened_folder` holds a folder, whose name another may get; `delete_entries` deletes in it.
 """
 
@@ -218,6 +218,19 @@ def can_exchange(folder: Path) -> bool:
         one.rmdir()
         other.rmdir()
     return True
+
+
+def share_mode(old: Path, new: Path) -> None:
+    """Give a new folder the group and mode of the one that it replaces, which may be private."""
+    with contextlib.suppress(OSError):  # most have none, and some systems know no modes
+        status = os.stat(old)
+        mode = stat.S_IMODE(status.st_mode) | stat.S_IRWXU
+        if stat.S_ISDIR(status.st_mode):
+            try:
+                os.chown(new, -1, status.st_gid)
+            except PermissionError:  # the group of this process may do what all others may
+                mode = mode & ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+            new.chmod(mode)
 
 
 def take_name(step: Step, source: Path, target: Path) -> None:

@@ -4,9 +4,8 @@ A save to ``NAME`` stages in ``.NAME.saving-ID`` and claims that folder by a fil
 ``.NAME.saving-ID.claim``, which it keeps locked (`flock`) for as long as it lives. The lock shows
 which saves are alive (`xckpt.storage.commit.leftovers`).
 
-1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and gives it its name, if that is
-   free: the claim of a living save is never seen unlocked. The staging folder is made after it and
-   removed before it.
+1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and renames it: the claim of a
+   living save is never seen unlocked. The staging folder is made after it and removed before it.
 2. The text of a claim names the owner: the host, the system's start (`boot_identity`, equal in all
    containers of a host, whatever their names) and the process.
 3. `claim_folder` removes what dead saves have left in the parent folder, claims, and makes the
@@ -23,7 +22,6 @@ import functools
 import os
 import re
 import socket
-import stat
 import sys
 import time
 import uuid
@@ -37,7 +35,14 @@ from xckpt.core.commit import Step
 from xckpt.core.struct_types import prepare_structs
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError
-from xckpt.storage.commit.file_system import Lock, lock, longest_name, sync_opened, take_name
+from xckpt.storage.commit.file_system import (
+    Lock,
+    lock,
+    longest_name,
+    share_mode,
+    sync_opened,
+    take_name,
+)
 from xckpt.storage.refusals import refusal
 
 _ATTEMPTS = 5
@@ -272,7 +277,7 @@ def claim_folder(target: Path, identity: str) -> tuple[Claim, bool]:
     except BaseException:
         claimed.release()
         raise
-    _share_mode(target, claimed.folder)
+    share_mode(target, claimed.folder)
     return claimed, False
 
 
@@ -281,16 +286,6 @@ def being_written(folder: Path) -> CheckpointExistsError:
     return CheckpointExistsError(
         f"{folder}: another process is writing here; wait for it, or choose another path"
     )
-
-
-def _share_mode(old: Path, new: Path) -> None:
-    """Give a new folder the group and mode of the one that it replaces, which may be private."""
-    with contextlib.suppress(OSError):  # most have none, and some systems know no modes
-        status = os.stat(old)
-        if stat.S_ISDIR(status.st_mode):
-            with contextlib.suppress(PermissionError):
-                os.chown(new, -1, status.st_gid)
-            new.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
 
 
 def remove_tree(folder: Path) -> None:

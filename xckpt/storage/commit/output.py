@@ -15,14 +15,13 @@ refused, and so is a file of another name.
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
-from xckpt.storage.commit.file_system import can_exchange
+from xckpt.storage.commit.file_system import can_exchange, share_mode
 from xckpt.storage.commit.folder import claim_folder, staging_folder, sync_tree
 from xckpt.storage.commit.leftovers import reclaim
 from xckpt.storage.commit.staging import StagedFolder, taken_meanwhile
@@ -69,7 +68,7 @@ class OutputPath:
                 if step is Step.EXCHANGE and not can_exchange(staged.staging):
                     self.step(Place.PLAIN_OUTPUT)
                 staged.folder.mkdir()
-                shutil.copymode(staged.staging, staged.folder)
+                share_mode(staged.staging, staged.folder)
             undo.pop_all()
             return staged
 

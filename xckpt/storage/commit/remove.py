@@ -150,8 +150,8 @@ class Hidden:
                 return error
             let_arrive()
             self.others = []
-            named = root_of(answer(store.read(MANIFEST), self.target).value) or "/"
-            self.keys = [key for key in self.keys if not key.startswith(f"{named}/")]
+            if named := root_of(answer(store.read(MANIFEST), self.target).value):  # of a new save
+                self.keys = [key for key in self.keys if not key.startswith(f"{named}/")]
         left: dict[str, Exception] = {}
         at_once = AT_ONCE if folder is not None else pace.at_once
         with opened_folder(folder) as opened:

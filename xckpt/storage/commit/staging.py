@@ -200,7 +200,7 @@ class StagedCheckpoint(StagedFolder):
 
     def _check_staging(self) -> None:
         """Refuse to commit a save that went to two folders: TensorStore creates missing folders."""
-        if self.opened >= 0 and not is_at(self.opened, self.staging):
+        if not is_at(self.opened, self.staging):
             raise StorageError(
                 f"{self.staging} was deleted or renamed while a save wrote to it; {self.target} is "
                 f"as it was before: save again, and keep cleaners away from *.saving-* folders"
