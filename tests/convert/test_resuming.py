@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,20 @@ from safetensors.numpy import save_file
 import xckpt
 from tests.convert.test_run import MAPPING, files, flax_like, same, torch_like
 from tests.support.fork_server import context
+from xckpt.convert import Mapping, Rule
 from xckpt.convert.journal import Journal, read_journal
 from xckpt.convert.run import convert
 from xckpt.errors import CheckpointExistsError
 
 OPTIONS = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, threads=1)
+
+
+def _stop(progress: xckpt.Progress) -> None:
+    if progress.done > progress.total / 2:
+        raise RuntimeError("stopped")
+
+
+STOPPED = replace(OPTIONS, progress=_stop)
 
 
 def convert_until_killed(source: Path, target: Path, share: float) -> None:
@@ -80,6 +90,24 @@ def test_another_conversion_clears_the_remains_away(source: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
     assert xckpt.load(tmp_path / "target")["embed"]["embedding"].dtype == np.float16
     assert xckpt.open(tmp_path / "target").verify() == []
+
+
+@pytest.mark.parametrize("first, second", [("list", "dict"), ("none", "list")])
+def test_another_tree_of_the_target_starts_over(tmp_path: Path, first: str, second: str) -> None:
+    """What was written for other leaf names was taken for this tree's: its leaves were missing."""
+    leaves = [np.full((32, 64), n, np.float32) for n in range(6)]
+    named = {str(n): leaf for n, leaf in enumerate(leaves)}
+    likes: dict[str, Any] = {"none": None, "list": {"l": leaves}, "dict": {"l": named}}
+    xckpt.save(tmp_path / "source", {f"l.{n}": leaf for n, leaf in enumerate(leaves)})
+    mapping = Mapping([Rule("l.{n}", "l/{n}")])
+    about: dict[str, Any] = {"mapping": mapping, "like": likes[first]}
+    with pytest.raises(RuntimeError, match="stopped"):
+        convert(tmp_path / "source", tmp_path / "target", options=STOPPED, **about)
+    about["like"] = likes[second]
+    convert(tmp_path / "source", tmp_path / "target", options=OPTIONS, **about)
+    loaded = xckpt.load(tmp_path / "target")["l"]
+    assert type(loaded).__name__ == second
+    same(dict(enumerate(loaded.values() if second == "dict" else loaded)), dict(enumerate(leaves)))
 
 
 def test_an_ordinary_save_clears_the_remains_away(source: Path, tmp_path: Path) -> None:
@@ -232,13 +260,9 @@ def test_a_source_that_was_written_anew_at_its_old_time(
     files = [path for path in [source, *source.glob("*"), *source.glob(".*")] if path.is_file()]
     times = {path: path.stat().st_mtime_ns for path in files}
 
-    def stop(progress: xckpt.Progress) -> None:
-        if progress.done > progress.total / 2:
-            raise RuntimeError("stopped")
-
     for _ in range(2):
         with pytest.raises(RuntimeError, match="stopped"):
-            convert(source, tmp_path / to, options=replace(OPTIONS, progress=stop))
+            convert(source, tmp_path / to, options=STOPPED)
     assert not caplog.records
     write(source, 2.0)
     for path, time in times.items():

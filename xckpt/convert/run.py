@@ -266,11 +266,11 @@ class _Work:
         """Write an xckpt checkpoint."""
         options, share = self.options, self.share()
         names, tree = target_tree(self.opened, share.units, self.like)
-        digest = self.opened.identity(self.version, self.unit_bytes, options.layout)
+        about = self.version, self.unit_bytes, options.layout, sorted(names.items())
+        digest = self.opened.identity(*about)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
         planner = DefaultSavePlanner(grid=options.grid, serialise=_content)
-        kept = user_of(self.opened.source.metadata)
-        user = kept if self.metadata is None else self.metadata
+        user = user_of(self.opened.source.metadata) if self.metadata is None else self.metadata
         metadata = save_state(
             tree, writer, group=self.group, planner=planner, metadata=user, watch=self.watch
         )
