@@ -257,6 +257,12 @@ def test_the_deepest_tree_and_one_deeper():
         flatten([tree])
 
 
+def test_namedtuples_of_two_trees_are_of_one_class():
+    one, other = (unflatten({"m/mu": n}, {"m": "namedtuple:M:mu"}) for n in (1, 2))
+    assert isinstance(one, dict) and isinstance(other, dict)
+    assert type(one["m"]) is type(other["m"])
+
+
 @pytest.mark.parametrize(
     "names, kinds",
     [

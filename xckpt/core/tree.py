@@ -23,6 +23,7 @@ state (`xckpt.core.plan.stateful`).
 from __future__ import annotations
 
 import copy
+import functools
 import keyword
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -238,9 +239,14 @@ def _namedtuple(name: str, detail: str, children: Mapping[str | int, object]) ->
     valid = all(part.isidentifier() and not keyword.iskeyword(part) for part in (title, *fields))
     if not valid or len(fields) != len(children) or set(fields) != set(children):
         raise _misfit(name, f"the namedtuple {detail!r} does not fit its fields")
+    return _class_of(title, tuple(fields))(*(children[part] for part in fields))
+
+
+@functools.lru_cache(maxsize=1024)
+def _class_of(title: str, fields: tuple[str, ...]) -> Callable[..., object]:
+    """The class of namedtuples of a name and fields, made once: two loads give trees that fit."""
     # Only the checkpoint knows the fields, so they have no types.
-    class_ = namedtuple(title, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
-    return class_(*(children[part] for part in fields))
+    return namedtuple(title, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
 
 
 def rebuild(
