@@ -329,7 +329,7 @@ def sendable(wire: object) -> bytes:
     """A plan as bytes; a TypeError if a planner's or a storage's own data cannot travel."""
     try:
         return msgspec.msgpack.encode(wire)
-    except TypeError as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise TypeError(
             f"a plan's planner_data and storage_data must be what MessagePack carries: {error}"
         ) from error

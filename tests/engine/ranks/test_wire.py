@@ -59,9 +59,12 @@ def test_a_codec_decodes_a_shared_table_once():
 
 
 def test_data_that_messagepack_lacks_is_a_type_error():
-    for plan in (SavePlan([], planner_data=object()), SavePlan([], storage_data=object())):
-        with pytest.raises(TypeError):
-            encode_plan(plan)
+    endless: list[object] = []
+    endless.append(endless)
+    for data in (object(), 1 << 70, "\ud800", endless):
+        for plan in (SavePlan([], planner_data=data), SavePlan([], storage_data=data)):
+            with pytest.raises(TypeError, match="planner_data and storage_data must be"):
+                encode_plan(plan)
 
 
 @given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1)))

@@ -35,7 +35,6 @@ class _SavePlan(msgspec.Struct, array_like=True):
     """Whether the storage's data are to be read with the table."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode_plan = msgspec.msgpack.Decoder(_SavePlan).decode
 _decode_bytes = msgspec.msgpack.Decoder(bytes).decode
 _decode_table = msgspec.msgpack.Decoder(LeafTable).decode
@@ -129,14 +128,14 @@ class SavePlanCodec:
         assert isinstance(data, CanBeBrief)
         key = id(data), id(table)
         if key not in self._briefs:
-            self._briefs[key] = data, table, msgspec.Raw(_encode(data.brief(table)))
+            self._briefs[key] = data, table, msgspec.Raw(sendable(data.brief(table)))
         return self._briefs[key][2]
 
     def _raw(self, shared: object, content: Callable[[], object] | None = None) -> msgspec.Raw:
         """An object that many plans share, encoded once in the life of the codec."""
         known = self._encoded.get(id(shared))
         if known is None or known[0] is not shared:
-            known = (shared, msgspec.Raw(_encode(content() if content else shared)))
+            known = (shared, msgspec.Raw(sendable(content() if content else shared)))
             self._encoded[id(shared)] = known
         return known[1]
 
