@@ -30,10 +30,10 @@ class BoxLookup:
     """
 
     def __init__(self, boxes: Boxes) -> None:
-        self._boxes = boxes
+        self._boxes, self._ends = boxes, boxes.ends
         self._numbers = {each: number for number, each in enumerate(tuples(boxes.offsets))}
         self._sizes = tuples(boxes.sizes)
-        self._dimension = 0
+        self._dimension = self._longest = 0
         self._order = np.zeros(0, np.int64)
         self._sorted = np.zeros(0, np.int64)
         if len(boxes) > 1 and boxes.rank:
@@ -41,6 +41,7 @@ class BoxLookup:
             self._dimension = int(np.argmax(distinct))
             self._order = np.argsort(boxes.offsets[:, self._dimension], kind="stable")
             self._sorted = boxes.offsets[self._order, self._dimension]
+            self._longest = int(boxes.sizes[:, self._dimension].max())
 
     def holder(self, box: Box) -> int | None:
         """The number of the box that holds all of ``box``; None if there is none."""
@@ -49,7 +50,7 @@ class BoxLookup:
             return number
         boxes, low, end = self._boxes, np.array(box.offsets), np.array(box.ends)
         near = self._near(box)
-        holds = (boxes.offsets[near] <= low).all(axis=1) & (end <= boxes.ends[near]).all(axis=1)
+        holds = (boxes.offsets[near] <= low).all(axis=1) & (end <= self._ends[near]).all(axis=1)
         holders = near[holds]
         return int(holders[0]) if len(holders) else None
 
@@ -58,8 +59,7 @@ class BoxLookup:
         if len(self._order) == 0:
             return np.arange(len(self._boxes))
         d = self._dimension
-        longest = int(self._boxes.sizes[:, d].max())
-        start = np.searchsorted(self._sorted, box.ends[d] - longest)
+        start = np.searchsorted(self._sorted, box.ends[d] - self._longest)
         stop = np.searchsorted(self._sorted, box.offsets[d], side="right")
         return self._order[start:stop]
 
