@@ -13,6 +13,7 @@ import pytest
 import xckpt
 from conformance.implementations.threads import run_ranks
 from tests.support.jobs import fresh_path
+from xckpt.metadata import ChunkStorageMetadata, MetadataIndex
 from xckpt.planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
@@ -126,6 +127,44 @@ MISBUILT = {
 }
 
 
+MISREAD = [
+    ("type", "TENSOR"),
+    ("dest_index", None),
+    ("dest_index", MetadataIndex("w", (0, 0), "0")),  # type: ignore[arg-type]
+    ("dest_offsets", (0.5, 0)),
+    ("storage_index", MetadataIndex("w", 5, 0)),  # type: ignore[arg-type]
+    ("storage_offsets", ("0", 0)),
+    ("lengths", None),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("hook", ["create_local_plan", "finish_plan"])
+@pytest.mark.parametrize(("field", "wrong"), MISREAD)
+def test_an_item_to_be_read_of_other_types_is_shown(size, hook, field, wrong):
+    xckpt.save("memory://hooks-misread", STATE, overwrite=True)
+
+    def result(plan: Any) -> Any:
+        return replace(plan, items=[replace(plan.items[0], **{field: wrong}), *plan.items[1:]])
+
+    def load(group: Any) -> None:
+        planner = hooked(DefaultLoadPlanner, hook, result)
+        xckpt.load("memory://hooks-misread", STATE, group=group, planner=planner)
+
+    refused_on_all(size, load, hook, "an item of other types than ReadItem(")
+
+
+def test_an_item_that_fills_what_is_beyond_all_memory_is_refused():
+    xckpt.save("memory://hooks-beyond", STATE, overwrite=True)
+
+    def result(plan: Any) -> Any:
+        return replace(plan, items=[replace(plan.items[0], dest_offsets=(1 << 70, 0))])
+
+    planner = hooked(DefaultLoadPlanner, "create_local_plan", result)
+    with pytest.raises(xckpt.PlanError, match=r"w: an item fills .* beyond the box"):
+        xckpt.load("memory://hooks-beyond", STATE, planner=planner)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("misbuild", MISBUILT.values(), ids=MISBUILT)
 def test_an_item_of_other_types_is_shown(tmp_path: Path, size, misbuild):
@@ -139,6 +178,26 @@ def test_an_item_of_other_types_is_shown(tmp_path: Path, size, misbuild):
 
     refused_on_all(size, save, "create_local_plan", "an item of other types than WriteItem(")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "huge"),
+    [
+        ("size", (1 << 70, 3)),
+        ("chunk", ChunkStorageMetadata((1 << 62, 0), (1 << 62, 3))),
+        ("chunk", ChunkStorageMetadata((-1 << 70, 0), (4, 3))),
+    ],
+)
+def test_a_box_beyond_all_that_is_stored_is_refused(tmp_path: Path, field: str, huge: object):
+    def result(plan: Any) -> Any:
+        item = plan.items[0]
+        return replace(
+            plan, items=[replace(item, tensor_data=replace(item.tensor_data, **{field: huge}))]
+        )
+
+    planner = hooked(DefaultSavePlanner, "create_local_plan", result)
+    with pytest.raises(xckpt.PlanError, match=r"w: a box .* beyond any that is stored"):
+        xckpt.save(tmp_path / "ckpt", STATE, planner=planner)
 
 
 @pytest.mark.parametrize("what", [None, "text", b"bytes", [1.0]])

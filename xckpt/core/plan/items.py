@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Block, Box, Boxes, Shape
+from xckpt.core.manifest.pieces import MAX_TENSOR_BYTES as MOST
 from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
 from xckpt.core.problem import Problem
 from xckpt.errors import PlanError
@@ -338,6 +339,8 @@ def _item_problem(item: WriteItem, first: WriteItem) -> str:
         return f"dtype {dtype!r}, which is not a name that the format has, such as 'float16'"
     if not len(data.chunk.offsets) == len(data.chunk.sizes) == len(data.size):
         return f"a box of {len(data.chunk.sizes)} dimensions in a tensor of shape {data.size}"
+    if max(map(abs, (*data.size, *data.chunk.offsets, *data.chunk.sizes)), default=0) > MOST:
+        return f"a box {data.chunk} in a tensor of shape {data.size}, beyond any that is stored"
     if data.properties != other.properties:
         return f"dtype {other.properties.dtype} and dtype {data.properties.dtype}"
     if data.size != other.size:

@@ -202,7 +202,7 @@ def _fills_all(item: ReadItem, number: int, box: Box) -> bool:
 
 
 def _cover_problem(box: Box, items: Sequence[ReadItem]) -> Iterator[str]:
-    rank = len(box.sizes)
+    rank, whole = len(box.sizes), Box.whole(box.sizes)
     for item in items:
         offsets, lengths = item.dest_offsets, item.lengths
         if not len(offsets) == len(lengths) == rank:
@@ -211,6 +211,10 @@ def _cover_problem(box: Box, items: Sequence[ReadItem]) -> Iterator[str]:
                 f"{len(offsets)} and its lengths {len(lengths)}"
             )
             return
+        part = Box(offsets, lengths)
+        if part.elements and not whole.holds(part):
+            yield f"an item fills {part.shifted(box.offsets)}, beyond the box {box} wanted"
+            return
     filled = Boxes.of([(item.dest_offsets, item.lengths) for item in items], rank=rank)
     fault = cover_fault(box.sizes, filled)
     if fault is None:
@@ -218,7 +222,5 @@ def _cover_problem(box: Box, items: Sequence[ReadItem]) -> Iterator[str]:
     where = fault.box.shifted(box.offsets)
     if fault.kind == "gap":
         yield f"{where} is wanted, but no item reads it"
-    elif fault.kind == "overlap":
-        yield f"{where} is filled by two items"
     else:
-        yield f"an item fills {where}, beyond the box {box} wanted"
+        yield f"{where} is filled by two items"

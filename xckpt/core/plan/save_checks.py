@@ -16,7 +16,7 @@ is written exactly once is checked where it is free: in the reports of what was 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,9 @@ from xckpt.core.part.per_rank import KIND
 from xckpt.core.plan.items import (
     LeafRow,
     LeafTable,
+    LoadItemType,
     LoadPlan,
+    ReadItem,
     SavePlan,
     TensorWriteData,
     WriteItem,
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 Leaf = tuple[str, str, tuple[int, ...]]
 """(a value's kind or "", dtype, shape) of a leaf."""
+_WRITE: Final = "WriteItem(MetadataIndex(name), type, TensorWriteData(chunk, properties, size))"
+_READ: Final = "ReadItem(type, dest_index, dest_offsets, storage_index, storage_offsets, lengths)"
 Plan = TypeVar("Plan", SavePlan, LoadPlan)
 
 
@@ -73,9 +77,9 @@ super().finish_plan(...) does
     elif not isinstance(cast(object, found.items), Collection):
         what = f"{named(kind.__name__)} whose items are of type {type(found.items).__name__}"
     elif (odd := _misbuilt(found)) is not None:
+        item = _READ if kind is LoadPlan else _WRITE
         raise PlanError(
-            f"{type(planner).__name__}.{hook} returned an item of other types than "
-            f"WriteItem(MetadataIndex(name), type, TensorWriteData(chunk, properties, size)): {odd}"
+            f"{type(planner).__name__}.{hook} returned an item of other types than {item}: {odd}"
         )
     else:
         return plan
@@ -86,10 +90,14 @@ super().finish_plan(...) does
 
 
 def _misbuilt(plan: SavePlan | LoadPlan) -> str | None:
-    """The first item to be written that is not built of what its fields take, in words."""
-    if isinstance(plan, LoadPlan) or isinstance(plan.items, WriteItems):
+    """The first item that is not built of what its fields take, in words; columns have none."""
+    items = cast(Collection[object], plan.items)
+    if isinstance(plan, LoadPlan):
+        some = items if isinstance(items, list | tuple) else ()
+        return next((repr(item)[:500] for item in some if not _is_read(item)), None)
+    if isinstance(items, WriteItems):
         return None
-    for item in cast(Collection[object], plan.items):
+    for item in items:
         match item:
             case WriteItem(MetadataIndex(str()), WriteItemType(), None):
                 continue
@@ -102,6 +110,24 @@ def _misbuilt(plan: SavePlan | LoadPlan) -> str | None:
             case _:
                 return repr(item)[:500]
     return None
+
+
+def _is_read(item: object) -> bool:
+    """Whether it is an item to be read, built of what its fields take."""
+    match item:
+        case ReadItem(LoadItemType(), dest, [*start], stored, [*place], [*lengths]):
+            numbers: list[object] = [*start, *place, *lengths]
+        case _:
+            return False
+    for index in cast(list[object], [dest, stored]):
+        match index:
+            case MetadataIndex(str(), None, None | int() | np.integer()):
+                continue
+            case MetadataIndex(str(), [*offset], None | int() | np.integer()):
+                numbers += offset
+            case _:
+                return False
+    return all(isinstance(number, int | np.integer) for number in numbers)
 
 
 def checked_plans(
