@@ -133,7 +133,7 @@ _STORAGE: Final[Mapping[str, type[int] | type[float]]] = {
 
 def _check_limit(where: str, name: str, kind: type[int] | type[float], value: object) -> None:
     if not isinstance(value, int if kind is int else (int, float)) or isinstance(value, bool):
-        unit = "a number" if kind is int else "seconds"
+        unit = "a whole number" if kind is int else "seconds"
         raise TypeError(f"{where} takes {unit} or None, not {shown_value(value)}")
     if value < 0 or (value == 0 and "retries" not in name.lower()) or value != value:
         least = "at least 0" if "retries" in name.lower() else "more than 0"

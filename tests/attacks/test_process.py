@@ -27,6 +27,7 @@ import pytest
 
 import xckpt
 from tests.attacks.victim import Outcome, attempt
+from xckpt.convert import convert
 
 pytestmark = pytest.mark.thorough
 
@@ -127,7 +128,12 @@ def nowhere(path: str) -> list[Any]:
     os.mkdir(gone)
     os.chdir(gone)
     os.rmdir(gone)
-    for call in (lambda: xckpt.save("relative", state(1)), lambda: xckpt.load("relative")):
+    for call in (
+        lambda: xckpt.save("relative", state(1)),
+        lambda: xckpt.load("relative"),
+        lambda: convert("relative", path),
+        lambda: convert(path, "relative"),
+    ):
         try:
             call()
         except (xckpt.XckptError, ValueError):

@@ -147,3 +147,13 @@ def test_a_low_limit_of_open_files_is_said() -> None:
     machine = Machine("Linux", "3.12", 8, None, 256)
     [remark] = of_machine(machine, {"jax": "0.8"})
     assert remark.kind == "note" and "ulimit -n 4096" in remark.text
+
+
+def test_a_working_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said that the answer could not be written."""
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = doctor(".")
+    assert result.exit_code == 1
+    assert "  - .: the working folder was deleted; give an absolute path" in result.stderr

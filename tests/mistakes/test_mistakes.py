@@ -298,6 +298,18 @@ def test_swapped_arguments() -> None:
             "CheckpointManager takes load_options=xckpt.LoadOptions(...), not a dict",
         ),
         (
+            lambda p, o: untyped.diff(None, p),
+            "the first argument is the path, got a NoneType: call diff(first, second)",
+        ),
+        (
+            lambda p, o: untyped.copy(p, 3),
+            "the second argument is the path, got an int: call copy(source, target)",
+        ),
+        (
+            lambda p, o: untyped.CheckpointManager(p).restore_with(3),
+            "restore_with(load=) takes a function of a step's path, not the int 3",
+        ),
+        (
             lambda p, o: untyped.planner.GridOptions(chunk_bytes="8M"),
             "chunk_bytes is a number of bytes, an int, not '8M'",
         ),
@@ -358,6 +370,12 @@ def test_a_planner_names_the_argument_that_it_cannot_take(
     assert message == f"{planner.__name__}({name}=) takes {takes}"
 
 
+def test_the_progress_of_a_verification_is_a_function(saved: Path) -> None:
+    wrong: Any = 3
+    message = said(TypeError, lambda: xckpt.open(saved).verify(wrong))
+    assert message == "verify(progress=) takes a function of an xckpt.Progress, not the int 3"
+
+
 def test_a_flag_of_numpy_is_one() -> None:
     yes: Any = np.bool_(True)
     xckpt.save("memory://numpy-flag", STATE, overwrite=yes)
@@ -385,6 +403,7 @@ def test_a_coordinator_that_is_no_rank() -> None:
             {"memory_bytes": True},
             "SaveOptions(memory_bytes=) takes a number of bytes, an int, such as 8 << 20 for 8 MiB, not the bool True",
         ),
+        ({"retries": 1.5}, "SaveOptions(retries=) takes a whole number or None, not the float 1.5"),
         ({"crc32c": "yes"}, "SaveOptions(crc32c=) takes True or False, not the str 'yes'"),
         (
             {"serialise": "pickle"},

@@ -118,9 +118,12 @@ def test_a_path_like_of_bytes_is_a_type_error() -> None:
         xckpt.load(Bytes())
 
 
-def test_the_root_of_the_file_system_is_a_folder() -> None:
+def test_the_root_of_the_file_system_is_a_folder_and_no_place_for_a_checkpoint() -> None:
+    """A save took it for empty, and left what it wrote there as it failed."""
     with pytest.raises(xckpt.NotACheckpointError, match=r"^/ holds no committed checkpoint: there"):
         xckpt.open("/")
+    with pytest.raises(xckpt.PathError, match="give a folder below it"):
+        xckpt.save("/", {})
 
 
 def test_swapped_arguments_name_the_right_call(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xckpt.api.open import open
-from xckpt.api.save import Path, names_limits
+from xckpt.api.save import Path, check_path, names_limits
 from xckpt.core.manifest.differences import Difference
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
 
@@ -43,6 +43,8 @@ def diff(
     """
     from xckpt.storage.contents.differences import differences
 
+    check_path(first, "diff(first, second)")
+    check_path(second, "diff(first, second)", "second")
     check_flags("diff", values=values)
     options = checked_options(options, LoadOptions, "diff")
     with with_progress(options, "diff", rank=0) as chosen:

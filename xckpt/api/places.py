@@ -118,7 +118,7 @@ def copy(
         {'w': array([1., 1., 1.])}
     """
     check_path(source, "copy(source, target)")
-    check_path(target, "copy(source, target)")
+    check_path(target, "copy(source, target)", "second")
     check_flags("copy", overwrite=overwrite)
     from xckpt.storage.copy_checkpoint import copy_checkpoint, has_checkpoint
     from xckpt.storage.location import Location

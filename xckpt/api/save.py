@@ -20,7 +20,7 @@ from xckpt.core.metadata import JSONValue, Metadata, copied_json
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.run.names import OptionalBase
-from xckpt.core.storage import url_parts
+from xckpt.core.storage import absolute, url_parts
 from xckpt.core.text.arguments import named
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
@@ -30,7 +30,6 @@ from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state
 from xckpt.engine.stager import AsyncStager
-from xckpt.errors import StorageError
 from xckpt.options import SaveOptions, check_flags, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
@@ -306,8 +305,8 @@ def _checked(
     return options
 
 
-def check_path(path: object, call: str) -> None:
-    """Refuse a first argument that is not a path.
+def check_path(path: object, call: str, which: str = "first") -> None:
+    """Refuse an argument that is not a path.
 
     Raises:
         TypeError: it is not a path; the message shows how to call ``call``.
@@ -316,23 +315,18 @@ def check_path(path: object, call: str) -> None:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
-            f"the first argument is the path, got {named(type(path).__name__)}: call {call}"
+            f"the {which} argument is the path, got {named(type(path).__name__)}: call {call}"
         )
     if not isinstance(os.fspath(path), str):
         raise TypeError("a path must be a str or a PathLike of str, not of bytes")
-    try:
-        _from_here(path)
-    except FileNotFoundError:
-        raise StorageError(
-            f"{path}: the working folder was deleted; give an absolute path"
-        ) from None
+    _from_here(path)
 
 
 def _from_here(path: Path) -> Path:
     """A path that means the same when the working folder has changed; a URL as it is."""
     text = os.fspath(path)
     stays = not text or isinstance(path, OptionalBase) or url_parts(text) is not None
-    return path if stays else os.path.abspath(os.path.expanduser(text))
+    return path if stays else absolute(text)
 
 
 def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], call: str) -> None:

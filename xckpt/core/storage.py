@@ -3,11 +3,13 @@
 `PlainStorageWriter` implements the hooks that most writers leave as they are, and `SizedItems` are
 the items of a plan as a writer goes through them, the largest first. The other protocols are what a
 storage may be able to do besides; the engine looks for each where it can use it. `as_sent` gives a
-plan as another process would have it, and `url_parts` says which paths are URLs.
+plan as another process would have it, `url_parts` says which paths are URLs, and `absolute` makes
+a local one mean the same in another working folder.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LeafTable, LoadPlan, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
-from xckpt.errors import PathError
+from xckpt.errors import PathError, StorageError
 
 _SLIP = re.compile("(s3|gs|memory|hf|https?):/?(?!/)")  # it would be a local path
 
@@ -298,6 +300,15 @@ def url_parts(path: str) -> tuple[str, str] | None:
     if _SLIP.match(path):
         raise PathError(f"{path}: a URL has two slashes, as in s3://bucket/path")
     return None
+
+
+def absolute(path: str) -> str:
+    """A local path from the root on; StorageError if it is relative to a deleted folder."""
+    try:
+        return os.path.abspath(os.path.expanduser(path))
+    except FileNotFoundError:
+        text = f"{path}: the working folder was deleted; give an absolute path"
+        raise StorageError(text) from None
 
 
 def place(share: SavePlan) -> object:

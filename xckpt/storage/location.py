@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 import tensorstore as ts
 
-from xckpt.core.storage import url_parts
+from xckpt.core.storage import absolute, url_parts
 from xckpt.engine.limits import FOR_THREADS, check_address_space
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import PathError, StorageError, XckptError
@@ -81,6 +81,7 @@ class Location:
 
         Raises:
             TypeError: neither a str nor a PathLike.
+            StorageError: it is relative to a working folder that was deleted.
             PathError: no path, a URL without a bucket, or of a scheme that is not supported.
             ValueError: a variable of the environment holds no number.
         """
@@ -97,7 +98,7 @@ class Location:
             raise PathError("the path is empty; give . for the working folder")
         parts = url_parts(text)
         if parts is None:
-            return cls._local(os.path.expanduser(text))
+            return cls._local(text)
         scheme, rest = parts
         first, _, below = rest.partition("/")
         if scheme == "file":
@@ -128,7 +129,7 @@ class Location:
                 f"{path!r}: a path with a backslash, a NUL or bytes that are not UTF-8 "
                 f"cannot be used"
             )
-        return cls("file", os.path.abspath(path))
+        return cls("file", absolute(path))
 
     @property
     def folder(self) -> Path | None:

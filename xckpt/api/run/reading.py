@@ -34,6 +34,7 @@ from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import Best
 from xckpt.core.run.record import StepRecord
+from xckpt.core.text.arguments import wrong_argument
 from xckpt.engine.run.agreement import Metric, agreed_flag, agreed_metric, agreed_step
 from xckpt.errors import CorruptCheckpointError
 from xckpt.options import LoadOptions
@@ -252,7 +253,7 @@ class RunReading:
         number = agreed_step(
             self._folder.group,
             "restore a step; nothing was loaded",
-            lambda: None if step is None else checked_step(step),
+            lambda: _asked(step, load),
         )
         self._saves.settle()
         try:
@@ -289,3 +290,9 @@ def _metric(
         if isinstance(policy, Best):
             return policy.metric, policy.mode
     raise ValueError("name a metric, best(metric): keep= has no Best")
+
+
+def _asked(step: SupportsIndex | None, load: object) -> int | None:
+    if not callable(load):
+        raise wrong_argument("restore_with", "load", "a function of a step's path", load)
+    return None if step is None else checked_step(step)

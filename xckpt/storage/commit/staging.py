@@ -25,7 +25,7 @@ from typing import ClassVar, TypeAlias
 from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_files
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
-from xckpt.errors import CheckpointExistsError, StorageError
+from xckpt.errors import CheckpointExistsError, PathError, StorageError
 from xckpt.storage.commit.carry import can_carry, carry, remove_last, remove_old, rescue
 from xckpt.storage.commit.file_system import (
     TAKEN,
@@ -275,6 +275,8 @@ def begin(
             return begin_keys(target, planned, overwrite=overwrite)
         folder = real_path(target.folder)
         target = replace(target, path=str(folder))
+        if folder == folder.parent:
+            raise PathError("/ is the root of all folders: give a folder below it")
         if not can_rename(folder):
             there = next(each for each in (folder, *folder.parents) if each.is_dir())
             check_fitness(target, look_into(there), planned, beside=True)
