@@ -16,7 +16,10 @@ import torch
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.dtypes import DTYPES
+from xckpt.core.part.planner import PartPlanner
+from xckpt.core.part.selection import Selection
 from xckpt.core.plan.items import LoadPlan
+from xckpt.core.plan.reads.items import need_items
 from xckpt.planner import DefaultLoadPlanner
 
 Pair = namedtuple("Pair", "mu nu")
@@ -88,6 +91,24 @@ def test_at_works_on_several_ranks(path: Path) -> None:
 
     for loaded in results(2, load):
         np.testing.assert_equal(loaded, {"w": state()["model"]["w"]})
+
+
+def test_the_items_of_a_part_are_sent_only_to_a_planner_that_looks_at_them(path: Path) -> None:
+    class Looking(DefaultLoadPlanner):
+        def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+            self.seen = [item.storage_index.fqn for plan in global_plan for item in plan.items]
+            return super().create_global_plan(global_plan)
+
+    for inner in (DefaultLoadPlanner(), Looking()):
+        planner = PartPlanner(inner, Selection.asked("model"))
+        assert need_items(planner.create_global_plan) is isinstance(inner, Looking)
+
+    def load(group: ThreadGroup) -> Any:
+        planner = Looking(strict=False)
+        xckpt.load(path, {"w": np.zeros((2, 3))}, at="model", planner=planner, group=group)
+        return planner.seen if group.rank == group.coordinator else None
+
+    assert results(2, load) == [["w", "w"], None]
 
 
 def test_select_without_a_target_tree(path: Path) -> None:

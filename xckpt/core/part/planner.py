@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import TargetLeaf
@@ -17,6 +18,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.part.selection import Selection
 from xckpt.core.plan.items import LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.reads.items import need_items, needs_no_items
 from xckpt.core.plan.report import LoadReport
 
 
@@ -31,6 +33,10 @@ class PartPlanner(LoadPlanner):
     def __init__(self, planner: LoadPlanner, part: Selection) -> None:
         self._planner = planner
         self._part = part
+        self._sees_items = need_items(planner.create_global_plan)
+        if not self._sees_items:
+            hook = partial(PartPlanner.create_global_plan, self)
+            self.create_global_plan = needs_no_items(hook)
 
     def begin_load(self, *, in_place: bool) -> None:
         """Tell the planner what the load is."""
@@ -63,22 +69,27 @@ class PartPlanner(LoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """What this rank wants to read of the part."""
-        return _renamed(self._planner.create_local_plan(), self._part.outer)
+        plan = self._planner.create_local_plan()
+        # All names by which ranks ask are the checkpoint's: those travel as bits.
+        return replace(self._outer(plan), names=tuple(map(self._part.outer, plan.names)))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """All ranks' plans, as the planner adjusts them."""
-        inner = [_renamed(plan, self._part.below) for plan in global_plan]
-        plans = self._planner.create_global_plan(inner)
-        return [_renamed(plan, self._part.outer) for plan in plans]
+        alike = dict.fromkeys(plan.names for plan in global_plan)  # most ranks want the same
+        below = {names: tuple(map(self._part.below, names)) for names in alike}
+        inner = [replace(plan, names=below[plan.names]) for plan in global_plan]
+        if not self._sees_items:
+            return self._planner.create_global_plan(inner)
+        plans = self._planner.create_global_plan([*map(self._below, inner)])
+        return [*map(self._outer, plans)]
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan, as the planner accepts it."""
-        finished = self._planner.finish_plan(_renamed(central_plan, self._part.below))
-        return _renamed(finished, self._part.outer)
+        return self._outer(self._planner.finish_plan(self._below(central_plan)))
 
     def check_plan(self, plan: LoadPlan) -> None:
         """Have the planner check a finished plan."""
-        self._planner.check_plan(_renamed(plan, self._part.below))
+        self._planner.check_plan(self._below(plan))
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Hand on the bytes of a value."""
@@ -100,9 +111,16 @@ class PartPlanner(LoadPlanner):
         """What the planner has loaded."""
         return self._planner.result()
 
+    def _below(self, plan: LoadPlan) -> LoadPlan:
+        return self._renamed(plan, self._part.below)
 
-def _renamed(plan: LoadPlan, rename: Callable[[str], str]) -> LoadPlan:
-    return replace(plan, items=[_item(item, rename) for item in plan.items])
+    def _outer(self, plan: LoadPlan) -> LoadPlan:
+        return self._renamed(plan, self._part.outer)
+
+    def _renamed(self, plan: LoadPlan, rename: Callable[[str], str]) -> LoadPlan:
+        if not self._part.at:
+            return plan
+        return replace(plan, items=[_item(item, rename) for item in plan.items])
 
 
 def _item(item: ReadItem, rename: Callable[[str], str]) -> ReadItem:
