@@ -216,6 +216,7 @@ class CheckpointManager(RunReading):
         self._saves.settle()
         assert number is not None
         self._folder.delete(number)
+        self._saves.forget(number)
 
     @names_limits
     def wait(self) -> None:

@@ -102,10 +102,14 @@ def test_a_core_install_has_no_extras() -> None:
 def test_a_hook_without_its_trainer_names_what_to_install() -> None:
     done = core_install("""
 from xckpt.integrations.lightning import XckptCheckpointIO
-try:
-    XckptCheckpointIO()
-except ImportError as error:
-    print(error)
+from xckpt.integrations.torchtitan import XckptManager
+for make in (XckptCheckpointIO, lambda: XckptManager.Config(enable=True)):
+    try:
+        make()
+    except ImportError as error:
+        print(error)
 """)
-    assert done.stdout.startswith("XckptCheckpointIO needs lightning: pip install -U lightning (")
-    assert done.stdout.count("\n") == 1 and done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert first.startswith("XckptCheckpointIO needs lightning: pip install -U lightning (")
+    assert second.startswith("Config needs torchtitan: pip install -U torchtitan (")
+    assert done.stderr == ""

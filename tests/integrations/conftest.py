@@ -41,6 +41,12 @@ def torchrun(rank: int) -> None:
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
+def own_bytes(checkpoint: Path) -> int:
+    """Bytes of the files of a checkpoint that no other one shares."""
+    found = [file.stat() for file in checkpoint.rglob("*") if file.is_file()]
+    return sum(each.st_size for each in found if each.st_nlink == 1)
+
+
 DELETION = """
 import os, sys
 from xckpt.storage.commit.remove import hide_checkpoint
@@ -56,10 +62,11 @@ def kill_a_deletion(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> None:
-    """Flip a bit of its longest chunk, or of the pack that has it."""
+    """Flip a bit of its longest chunk, or of the pack that has it; others that share it stay."""
     files = [file for file in checkpoint.rglob("*") if file.is_file() and file.suffix == ""]
     longest = max(files, key=lambda file: file.stat().st_size)
     contents = bytearray(longest.read_bytes())
     contents[len(contents) // 2] ^= 1
+    longest.unlink()
     longest.write_bytes(contents)
     assert {problem.kind for problem in xckpt.open(checkpoint).verify()} == {"chunk"}

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 import xckpt
-from tests.integrations.conftest import damage, kill_a_deletion, torchrun
+from tests.integrations.conftest import damage, kill_a_deletion, own_bytes, torchrun
 from tests.support.ranks import Ranks
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
@@ -134,6 +134,44 @@ def test_checkpoints_that_accelerate_names(background: bool, tmp_path: Path) -> 
     assert left == ["9", "checkpoint_3", "checkpoint_4", "checkpoint_best_9"]
     with pytest.raises(ValueError, match="give a path"):
         save_state(Accelerator(cpu=True))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_frozen_model_is_written_once(background: bool, tmp_path: Path) -> None:
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    for _ in range(2):  # the second process resumes
+        accelerator, _ = naming(tmp_path)
+        accelerator.prepare(torch.nn.Linear(1024, 1024))
+        if accelerator.project_configuration.iteration or (tmp_path / "checkpoints").exists():
+            load_state(accelerator)
+        for _ in range(2):
+            future = save_state(accelerator, background=background)
+            if future is not None:
+                future.result()
+    sizes = [own_bytes(each) for each in (tmp_path / "checkpoints").iterdir()]
+    assert len(sizes) == 4 and max(sizes) < 100_000
+
+
+def on_rank_list(rank: int, folder: Path) -> float:
+    """The weight after a load by two processes, of which one sees no checkpoints."""
+    from xckpt.integrations.accelerate import load_state, names
+
+    torchrun(rank)
+    accelerator, model = naming(folder)
+    if rank:
+        names._committed = lambda _: {}
+    load_state(accelerator)
+    return accelerator.unwrap_model(model).weight.item()
+
+
+def test_one_process_lists_for_all(two_ranks: Ranks, tmp_path: Path) -> None:
+    from xckpt.integrations.accelerate import save_state
+
+    accelerator, model = naming(tmp_path)
+    torch.nn.init.constant_(model.weight, 7)
+    save_state(accelerator)
+    assert two_ranks.run(on_rank_list, tmp_path) == [7, 7]
 
 
 def test_a_run_of_accelerates_own_goes_on(tmp_path: Path) -> None:

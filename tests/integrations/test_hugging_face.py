@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import xckpt
-from tests.integrations.conftest import damage, torchrun
+from tests.integrations.conftest import damage, own_bytes, torchrun
 from tests.support.ranks import Ranks
 
 STEPS = 16
@@ -79,6 +79,33 @@ def test_a_resumed_run_is_the_uninterrupted_one(stop: int, tmp_path: Path) -> No
     trainer, resumed = trained(tmp_path / "run", resume=path if stop == 8 else True)
     assert trainer.state.global_step == STEPS
     assert all(map(torch.equal, whole, resumed))
+
+
+class Adapted(torch.nn.Module):
+    """An adapter beside a frozen model of 4 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(1024, 1024).requires_grad_(False)
+        self.adapter = torch.nn.Linear(1024, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.adapter(self.base(x)) - labels).square().mean()}
+
+
+def test_a_frozen_model_is_written_once(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    from xckpt.integrations.hugging_face import XckptTrainer
+
+    data = [{"x": torch.randn(1024), "labels": torch.ones(1)} for _ in range(4)]
+    settings: Any = {"save_steps": 1, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+    for end in (2, 4):  # the second process resumes
+        arguments = TrainingArguments(str(tmp_path), max_steps=end, **settings)
+        XckptTrainer(Adapted(), arguments, train_dataset=data).train(end > 2)
+    sizes = [own_bytes(tmp_path / f"checkpoint-{step}") for step in range(1, 5)]
+    # The adapter, its two moments, the random state, and what the trainer notes.
+    assert max(sizes) < 100_000 and xckpt.open(tmp_path / "checkpoint-1").verify() == []
 
 
 def test_a_run_resumes_from_a_checkpoint_without_writing_to_it(tmp_path: Path) -> None:
@@ -236,7 +263,9 @@ def test_a_damaged_best_is_an_error_at_the_end_and_the_newest_stays(tmp_path: Pa
             if state.global_step == STEPS:
                 for file in Path(state.best_model_checkpoint).rglob("*"):
                     if file.is_file() and file.suffix == "":  # a chunk, or a pack
-                        file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+                        damaged = bytes(byte ^ 1 for byte in file.read_bytes())
+                        file.unlink()  # others may share it
+                        file.write_bytes(damaged)
 
     best: Any = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
     best |= {"eval_strategy": "steps", "eval_steps": 5, "learning_rate": 1.0}

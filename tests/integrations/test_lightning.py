@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 import xckpt
-from tests.integrations.conftest import damage, kill_a_deletion, torchrun
+from tests.integrations.conftest import damage, kill_a_deletion, own_bytes, torchrun
 from tests.support.ranks import Ranks
 from xckpt.integrations.lightning import XckptCheckpointIO, XckptModelParallelStrategy
 from xckpt.integrations.lightning.last import make_way
@@ -99,6 +99,22 @@ def test_a_resumed_run_is_the_uninterrupted_one(background: bool, tmp_path: Path
     )
     assert trainer.global_step == 4 * EPOCHS
     assert len(whole) == 4 + 3 * 4 and all(map(torch.equal, whole, resumed))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_frozen_model_is_written_once(background: bool, tmp_path: Path) -> None:
+    frozen = {"state_dict": {"base": torch.ones(1024, 1024), "adapter": torch.zeros(8)}}
+    for _ in range(2):  # the second process resumes
+        io = XckptCheckpointIO(background=background)
+        if (tmp_path / "0.ckpt").exists():
+            io.load_checkpoint(tmp_path / "1.ckpt")
+        for _ in range(2):
+            frozen["state_dict"]["adapter"] += 1
+            io.save_checkpoint(frozen, tmp_path / f"{len(list(tmp_path.glob('*.ckpt')))}.ckpt")
+            io.teardown()
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    assert len(paths) == 4 and max(map(own_bytes, paths)) < 10_000
+    assert [xckpt.load(path)["state_dict"]["adapter"][0] for path in paths] == [1, 2, 3, 4]
 
 
 def test_what_was_put_aside_stays(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import xckpt
+from tests.integrations.conftest import own_bytes
 
 STEPS = 6
 
@@ -49,8 +50,10 @@ def trained(root: Path, name: str, fails_at: int | None) -> Any:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         state: dict[str, Any] = {"model": model, "optimizer": optimizer}
         own = torch.full((3,), rank)
+        frozen = torch.ones(1024, 1024)
         start = torch.tensor(0)
-        restored = restore_into(state | {"next": start, "own": xckpt.PerRank(own)})
+        like = {"next": start, "own": xckpt.PerRank(own), "base": frozen}
+        restored = restore_into(state | like)
         assert restored is bool(start) and own.tolist() == [rank] * 3
         for step in range(int(start), STEPS):
             if step == config["fails_at"] and not restored:
@@ -61,7 +64,7 @@ def trained(root: Path, name: str, fails_at: int | None) -> Any:
             model(batch).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            also = {"next": torch.tensor(step + 1), "own": xckpt.PerRank(own)}
+            also = {"next": torch.tensor(step + 1), "own": xckpt.PerRank(own), "base": frozen}
             report({"step": step}, state | also, f"step-{step}")
 
     return TorchTrainer(
@@ -92,6 +95,7 @@ def test_two_workers_resume(tmp_path: Path) -> None:
         assert xckpt.open(path).verify() == []
         left = {each.name for each in (tmp_path / name).iterdir() if each.name.startswith("step-")}
         assert left == {"step-4", "step-5"}
+        assert max(own_bytes(tmp_path / name / each) for each in left) < 100_000
         states.append(xckpt.load(path, framework="torch"))
     whole, run = states
     for name in ("weight", "bias"):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,17 @@ def test_a_root_that_is_no_path_is_refused() -> None:
         XckptTransport(wrong)
 
 
+def test_a_frozen_model_is_sent_once(tmp_path: Path) -> None:
+    sender, frozen = XckptTransport(tmp_path), torch.ones(1024, 1024)
+    written = []
+    for step in range(3):
+        metrics: list[xckpt.Metrics] = []
+        sender._options = xckpt.SaveOptions(metrics=metrics.append)
+        sender.send_checkpoint([1], step, {"base": frozen, "adapter": torch.ones(2) * step}, LONG)
+        written.append(metrics[0].shared)
+    assert written == [0, 1 << 22, 1 << 22]
+
+
 def test_damage_is_refused(tmp_path: Path) -> None:
     sender = XckptTransport(tmp_path)
     sender.send_checkpoint([1], 0, state_of(0), LONG)
@@ -104,9 +116,10 @@ def test_what_a_killed_replica_has_sent_goes(tmp_path: Path) -> None:
     lives.send_checkpoint([1], 0, state_of(0), LONG)
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     names = ["notes", "7_1-2_elsewhere_" + 32 * "0"]
-    for name in names:
+    for name in (*names, old := "8_1-2_elsewhere_" + 32 * "0"):
         (tmp_path / name).mkdir()
-    assert len(list(tmp_path.iterdir())) == 4
+    os.utime(tmp_path / old, (0, 0))  # of another host, and nothing was sent for long
+    assert len(list(tmp_path.iterdir())) == 5
     sender = XckptTransport(tmp_path)
     sender.send_checkpoint([1], 3, state_of(3), LONG)
     own = [Path(each.metadata()).name for each in (lives, sender)]

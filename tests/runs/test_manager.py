@@ -396,6 +396,17 @@ def test_should_save_is_decided_once(tmp_path: Path) -> None:
     assert numbers(checkpoints.steps()) == [0, 2, 3]
 
 
+def test_a_last_step_that_was_deleted_is_saved_again(tmp_path: Path) -> None:
+    checkpoints = xckpt.CheckpointManager(tmp_path, save=EverySteps(2))
+    for step in (0, 2, 4):
+        assert checkpoints.save(step, {"w": step})
+    checkpoints.delete(2)
+    assert checkpoints.next_step == 5 and not checkpoints.save(4, {"w": 4})
+    checkpoints.delete(4)
+    assert checkpoints.next_step == 1 and checkpoints.save(4, {"w": 5})
+    assert checkpoints.restore() == {"w": 5}
+
+
 def test_a_policy_that_raises_deletes_nothing(tmp_path: Path) -> None:
     def keep(records: object) -> list[int]:
         raise ZeroDivisionError("a mistake")

@@ -33,8 +33,8 @@ def absent(package: str, error: ImportError) -> Any:
             raise missing(cls.__name__) from error
 
     class Absent(metaclass=AbsentType):
-        def __init__(self, *_: object, **__: object) -> None:
-            raise missing(type(self).__name__) from error
+        def __new__(cls, *_: object, **__: object) -> Any:
+            raise missing(cls.__name__) from error
 
     Absent.__name__ = Absent.__qualname__ = package
     return Absent

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import time
 import uuid
+from pathlib import Path
 from typing import Final
 
 from xckpt.storage.commit.file_system import Lock
@@ -15,6 +18,9 @@ from xckpt.storage.location import Location
 _NAME: Final = re.compile(
     r"(?P<process>\d{1,18})_(?P<life>[\d-]*)_(?P<boot>[\dA-Za-z-]*)_[\da-f]{32}"
 )
+
+_DAY: Final = 86400.0
+"""Seconds without a change after which the folder of a process of another host is removed."""
 
 
 def own_name() -> str:
@@ -29,7 +35,9 @@ def own_name() -> str:
 
 
 def remove_of_dead(own: str) -> None:
-    """Remove the folders of dead processes of this system beside an own one; others may be alive.
+    """Remove the folders of dead processes beside an own one.
+
+    Processes of other hosts may be alive: theirs go once nothing in them has changed for a day.
 
     Args:
         own: its path or URL; in a bucket nothing is removed.
@@ -46,5 +54,12 @@ def remove_of_dead(own: str) -> None:
     for each in folder.parent.glob("*_*_*_*") if folder is not None else ():
         if found := _NAME.fullmatch(each.name):
             owner = ClaimText("", int(found["process"]), boot=found["boot"], life=found["life"])
-            if owner_state(owner, Lock.LACKING, local=False) is OwnerState.DEAD:
+            state = owner_state(owner, Lock.LACKING, local=False)
+            if state is OwnerState.DEAD or (state is OwnerState.UNKNOWN and _is_old(each)):
                 shutil.rmtree(each, ignore_errors=True)
+
+
+def _is_old(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # another process removes it
+        return time.time() - folder.stat().st_mtime > _DAY
+    return False

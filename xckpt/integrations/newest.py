@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
+
+import msgspec
 
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.run.restore import Candidate, Damaged, first_good, passed_over
@@ -90,14 +92,30 @@ def newest_whole(paths: Callable[[], Sequence[str]], check: Callable[[str], str]
         >>> newest_whole(lambda: [], check_whole) is None
         True
     """
-    group = find_group()
 
-    def found() -> bytes:
+    def found() -> str | None:
         there = paths()
-        return newest_good(there, check).encode() if there else b""
+        return newest_good(there, check) if there else None
 
+    return said_by_one("find the newest good checkpoint", found, str | None)
+
+
+def said_by_one(what: str, ask: Callable[[], object], kind: Any) -> Any:
+    """What one process says, for all of them; every process calls it.
+
+    Args:
+        what: the purpose, for messages.
+        ask: called on one process; what it raises, all raise.
+        kind: the type of its answer.
+
+    Example:
+        >>> said_by_one("count", lambda: {1: "one"}, dict[int, str])
+        {1: 'one'}
+    """
+    group = find_group()
     with operation(group):
-        return broadcast(group, "find the newest good checkpoint", found).decode() or None
+        said = broadcast(group, what, lambda: msgspec.msgpack.encode(ask()))
+    return msgspec.msgpack.decode(said, type=kind)
 
 
 def is_ours(checkpoint: object) -> TypeGuard[str]:
@@ -111,9 +129,4 @@ def is_ours(checkpoint: object) -> TypeGuard[str]:
     """
     if not isinstance(checkpoint, str | os.PathLike):
         return False
-    group, manifest = find_group(), Path(checkpoint, MANIFEST)
-    with operation(group):
-        found = broadcast(
-            group, "look for a checkpoint", lambda: b"1" if manifest.exists() else b""
-        )
-    return bool(found)
+    return said_by_one("look for a checkpoint", Path(checkpoint, MANIFEST).exists, bool)

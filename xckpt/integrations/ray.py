@@ -18,6 +18,7 @@ from typing import Any
 from xckpt.api.load import load_into
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
+from xckpt.integrations.bases import bases_of
 from xckpt.integrations.newest import newest_good
 from xckpt.options import LoadOptions, SaveOptions
 
@@ -58,7 +59,8 @@ def report(
     found = (Checkpoint(path, filesystem=storage.storage_filesystem) for path in paths)
     checkpoint = next(each for each in found if url_of(each) not in known)
     # A worker that was started again before it had reported saves the step again.
-    save(url_of(checkpoint), state, overwrite=True, options=options)
+    base = bases_of(storage).next(url_of(checkpoint))
+    save(url_of(checkpoint), state, overwrite=True, base=base, options=options)
     train.report(
         metrics, checkpoint=checkpoint, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD
     )
@@ -80,7 +82,13 @@ def restore_into(state: object, *, options: LoadOptions | None = None) -> bool:
     checkpoint = train.get_checkpoint()
     if checkpoint is None:
         return False
-    newest_good(_newest_first(checkpoint), lambda path: load_into(path, state, options=options))
+
+    def loaded(path: str) -> str:
+        load_into(path, state, options=options)
+        return path
+
+    restored = newest_good(_newest_first(checkpoint), loaded)
+    bases_of(train.get_context().get_storage()).restored(restored)
     return True
 
 

@@ -19,6 +19,7 @@ from xckpt.api.load import load
 from xckpt.api.places import exists
 from xckpt.api.save import check_path, save
 from xckpt.integrations.absent import absent
+from xckpt.integrations.bases import bases_of
 from xckpt.integrations.living import own_name, remove_of_dead
 from xckpt.integrations.removal import remove, remove_empty
 from xckpt.options import LoadOptions, SaveOptions
@@ -81,7 +82,7 @@ class XckptTransport(CheckpointTransport):
     ) -> None:
         """Save a step; when it returns, the state may change. The step before is deleted.
 
-        So is what replicas have sent that were killed on this host.
+        So is what killed replicas have sent: of this host at once, of others after a day.
 
         Raises:
             XckptError: as `xckpt.save`.
@@ -89,10 +90,9 @@ class XckptTransport(CheckpointTransport):
         del dst_ranks, timeout
         remove_of_dead(self._place)
         path = f"{self._place}/{step}"
-        save(path, state_dict, overwrite=True, no_dist=True, options=self._options)
-        if path != self._sent:
-            self._forget()
-        self._sent = path
+        base, options = bases_of(self).next(path), self._options
+        save(path, state_dict, overwrite=True, base=base, no_dist=True, options=options)
+        self._forget(path)
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
         """Load a step, once it is committed.
@@ -112,10 +112,10 @@ class XckptTransport(CheckpointTransport):
     def shutdown(self, wait: bool = True) -> None:
         """Delete what was sent, and the folder of this transport."""
         del wait
-        self._forget()
+        self._forget(None)
         remove_empty(self._place)
 
-    def _forget(self) -> None:
-        if self._sent is not None:
+    def _forget(self, successor: str | None) -> None:
+        if self._sent is not None and self._sent != successor:
             remove(self._sent)
-        self._sent = None
+        self._sent = successor

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xckpt.core.run.bases import Bases
-from xckpt.core.run.record import StepRecord
 
 COUNTS = st.one_of(st.none(), st.integers(1, 5))
 
@@ -15,13 +14,13 @@ COUNTS = st.one_of(st.none(), st.integers(1, 5))
 def test_each_root_has_full_saves_so_often(full_every: int | None, roots: list[bool]) -> None:
     bases = Bases(full_every)
     full: dict[bool, list[bool]] = {False: [], True: []}
-    newest: dict[bool, int] = {}
+    newest: dict[bool, str] = {}
     for number, temporary in enumerate(roots):
-        base = bases.base_for(temporary=temporary)
-        assert base is None or base.number == newest[temporary]
+        base = bases.base_for(temporary)
+        assert base is None or base.path == newest[temporary]
         full[temporary].append(base is None)
-        bases.saved(StepRecord(number, temporary=temporary), shared=base is not None)
-        newest[temporary] = number
+        bases.saved(str(number), shared=base is not None, root=temporary)
+        newest[temporary] = str(number)
     for saves in full.values():
         every = full_every or len(saves) + 1
         assert saves == [n % every == 0 for n in range(len(saves))]
@@ -30,10 +29,10 @@ def test_each_root_has_full_saves_so_often(full_every: int | None, roots: list[b
 @given(COUNTS)
 def test_a_restored_step_is_the_base(full_every: int | None) -> None:
     bases = Bases(full_every)
-    bases.saved(StepRecord(7), shared=False)
-    bases.restored(StepRecord(3))
-    base = bases.base_for(temporary=False)
-    assert (base and base.number) == (None if full_every == 1 else 3)
-    assert bases.base_for(temporary=True) is None
+    bases.saved("7", shared=False)
+    bases.restored("3")
+    base = bases.base_for()
+    assert (base and base.path) == (None if full_every == 1 else "3")
+    assert bases.base_for(True) is None
     bases.restored(None)
-    assert bases.base_for(temporary=False) is None
+    assert bases.base_for() is None

@@ -262,10 +262,11 @@ class RunReading:
             if number is None:
                 self._saves.resume(None)  # no step is good, so every policy applies again
             raise
-        self.restored = None if found is None else found.record
-        self.skipped = () if found is None else found.skipped
-        self._saves.resume(self.restored)
-        self._saves.bases.restored(self.restored)
+        last, self.skipped = (found.record, found.skipped) if found else (None, ())
+        self.restored = last
+        self._saves.resume(last)
+        path, root = (self._folder.path(last), last.temporary) if last else (None, False)
+        self._saves.bases.restored(path, root=root)
         return found
 
     def path(self, step: SupportsIndex) -> str:

@@ -23,7 +23,7 @@ from xckpt.api.save import save_async
 from xckpt.core.json_values import check_json
 from xckpt.core.metadata import JSONValue
 from xckpt.core.run.bases import Bases
-from xckpt.core.run.names import OptionalBase, step_name
+from xckpt.core.run.names import step_name
 from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import KeepPolicy, Moment, SavePolicy, is_due, signals_of
 from xckpt.core.run.record import StepRecord, run_metadata
@@ -93,6 +93,13 @@ class RunSaves:
         last = -1 if record is None else record.number
         kept = [r for r in self.folder.records if not r.temporary and r.number <= last]
         self._last_kept = next(iter(kept[-1:]), None)
+
+    def forget(self, step: int) -> None:
+        """A step was deleted: if it was the last, the run goes on from the one before."""
+        last = self.last
+        if last is not None and last.number == step:
+            last = next((r for r in reversed(self.folder.records) if r.number < step), None)
+        self.resume(last)
 
     def preview(self, step: SupportsIndex) -> bool:
         """What `decide` will say at this step; collective."""
@@ -164,13 +171,13 @@ class RunSaves:
         made = partial(_recorded, self.folder, step, metrics, metadata, decision, rules)
         record, kept = self._rounds.prepare(self._rounds.checked(step), made)
         self._warn_of_newer(record.number)
-        base = self.bases.base_for(temporary=decision.temporary)
+        base = self.bases.base_for(decision.temporary)
         saving = save_async(
             self.folder.path(record),
             state,
             # Also the remains of this step from a killed save or deletion.
             overwrite=True,
-            base=None if base is None else OptionalBase(self.folder.path(base)),
+            base=base,
             metadata=kept,
             group=self.folder.group,
             options=self.options,
@@ -211,7 +218,7 @@ class RunSaves:
             self.last = record
             if not record.temporary:
                 self._last_kept = record
-            self.bases.saved(record, shared=going.shares)
+            self.bases.saved(self.folder.path(record), root=record.temporary, shared=going.shares)
             self.folder.add(record)
             try:
                 self.folder.keep([each.keep for each in self.rules], record)

@@ -1,14 +1,16 @@
-"""Which step of a run the next save shares its unchanged chunks with.
+"""Which checkpoint of a run the next save shares its unchanged chunks with.
 
-1. A root's base is its step that was saved or restored last, so that its contents were written or
+1. A root's base is what was saved or restored there last, so that its contents were written or
    read, and compared with their digests, by this process.
-2. What is shared is one file, and damage to it damages each step that has it. So one save in
+2. What is shared is one file, and damage to it damages each checkpoint that has it. So one save in
    ``full_every`` has no base and writes everything again.
 """
 
 from __future__ import annotations
 
-from xckpt.core.run.record import StepRecord
+import os
+
+from xckpt.core.run.names import OptionalBase
 
 FULL_EVERY = 16
 """Saves from one that writes everything to the next, by default."""
@@ -22,39 +24,45 @@ class Bases:
 
     Example:
         >>> bases = Bases(full_every=3)
-        >>> bases.base_for(temporary=False) is None
+        >>> bases.next("run/1") is None
         True
-        >>> bases.saved(StepRecord(1), shared=False)
-        >>> bases.base_for(temporary=False).number
-        1
-        >>> for number in (2, 3):
-        ...     bases.saved(StepRecord(number), shared=True)
-        >>> bases.base_for(temporary=False) is None
+        >>> bases.next("run/2"), bases.next("run/3")
+        ('run/1', 'run/2')
+        >>> bases.next("run/4") is None
         True
     """
 
-    def __init__(self, full_every: int | None) -> None:
+    def __init__(self, full_every: int | None = FULL_EVERY) -> None:
         self._full_every = full_every
-        self._newest: dict[bool, StepRecord] = {}
-        self._sharing: dict[bool, int] = {}
+        self._newest: dict[int, str] = {}
+        """Number of a root -> the path of what was saved there last."""
+        self._sharing: dict[int, int] = {}
         """How many saves of a root follow one without a base."""
 
-    def base_for(self, *, temporary: bool) -> StepRecord | None:
+    def base_for(self, root: int = 0) -> OptionalBase | None:
         """The base of the next save to a root; None if it writes everything."""
-        following = self._sharing.get(temporary, 0) + 1
+        following = self._sharing.get(root, 0) + 1
         if self._full_every is not None and following >= self._full_every:
             return None
-        return self._newest.get(temporary)
+        newest = self._newest.get(root)
+        return None if newest is None else OptionalBase(newest)
 
-    def saved(self, record: StepRecord, *, shared: bool) -> None:
-        """A step was committed; ``shared`` if it had a base."""
-        self._newest[record.temporary] = record
-        self._sharing[record.temporary] = (
-            self._sharing.get(record.temporary, 0) + 1 if shared else 0
-        )
+    def saved(self, path: str | os.PathLike[str], *, shared: bool, root: int = 0) -> None:
+        """A checkpoint was committed; ``shared`` if it had a base."""
+        self._newest[root] = os.fspath(path)
+        self._sharing[root] = self._sharing.get(root, 0) + 1 if shared else 0
 
-    def restored(self, record: StepRecord | None) -> None:
-        """The run goes on from a step, or from none."""
+    def restored(self, path: str | os.PathLike[str] | None, *, root: int = 0) -> None:
+        """The run goes on from a checkpoint, or from none."""
         self._newest, self._sharing = {}, {}
-        if record is not None:
-            self.saved(record, shared=False)
+        if path is not None:
+            self.saved(path, shared=False, root=root)
+
+    def next(self, path: str | os.PathLike[str]) -> OptionalBase | None:
+        """The base of a save that begins now, for callers that need not know whether it succeeds.
+
+        If it fails, the save after it may have no base.
+        """
+        base = self.base_for()
+        self.saved(path, shared=base is not None)
+        return base

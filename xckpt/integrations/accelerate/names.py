@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from xckpt.api.places import exists
-from xckpt.engine.groups import find_group
-from xckpt.engine.ranks.group import operation
-from xckpt.engine.steps import broadcast
 from xckpt.errors import CheckpointExistsError
-from xckpt.integrations.newest import newest_good
+from xckpt.integrations.newest import newest_good, said_by_one
 from xckpt.integrations.removal import finish_deletion, remove_outdated
 
 RESTORED: Final = "_xckpt_restored"
@@ -33,18 +31,15 @@ def next_path(accelerator: Any) -> str:
     number = accelerator.project_configuration.iteration
     path = _named(accelerator, number)
 
-    def checked() -> bytes:
+    def checked() -> None:
         newest, there = max(_committed(accelerator).items(), default=(-1, ""))
         if newest >= number:
             raise CheckpointExistsError(
                 f"{there} is there already, and this run would save checkpoint_{number}: call "
                 f"load_state(accelerator) first to go on behind it, or name another project_dir"
             )
-        return b""
 
-    group = find_group()
-    with operation(group):
-        broadcast(group, "name the next checkpoint", checked)
+    said_by_one("name the next checkpoint", checked, None)
     return path
 
 
@@ -63,7 +58,7 @@ def was_begun(accelerator: Any) -> None:
 
 
 def restore_newest(accelerator: Any, load: Callable[[str], str]) -> None:
-    """Load the newest good one; the next is named behind all.
+    """Load the newest good one; the next is named behind all. One process lists them for all.
 
     Args:
         accelerator: the `accelerate.Accelerator`.
@@ -74,7 +69,9 @@ def restore_newest(accelerator: Any, load: Callable[[str], str]) -> None:
         CorruptCheckpointError: all are damaged.
         ValueError: Accelerate does not name checkpoints.
     """
-    there = _committed(accelerator) or {0: _named(accelerator, 0)}
+    listing = partial(_committed, accelerator)
+    there: dict[int, str] = said_by_one("list the checkpoints", listing, dict[int, str])
+    there = there or {0: _named(accelerator, 0)}
     restored = newest_good(reversed(there.values()), load)
     after = 1 + max(there)
     accelerator.project_configuration.iteration = after

@@ -16,6 +16,7 @@ from xckpt.api.save import check_path, save, save_async
 from xckpt.engine.background import SaveFuture
 from xckpt.integrations.accelerate.names import next_path, restore_newest, was_begun
 from xckpt.integrations.accelerate.prepared import check_accelerator, loaders_of, state_of
+from xckpt.integrations.bases import bases_of
 from xckpt.integrations.newest import is_ours
 from xckpt.integrations.parts import load_parts
 from xckpt.integrations.random_state import load_random_states, random_states
@@ -72,7 +73,8 @@ def save_state(
     named, path = path is None, next_path(accelerator) if path is None else path
     write = save_async if background else save
     state = state_of(accelerator) | own | {"step": accelerator.step}
-    saved = write(path, state, overwrite=not named, options=options)
+    base = bases_of(accelerator).next(path)
+    saved = write(path, state, overwrite=not named, base=base, options=options)
     if named:
         was_begun(accelerator)
     return saved if isinstance(saved, SaveFuture) else None
@@ -111,4 +113,5 @@ def _load(accelerator: Any, path: str) -> str:
     load_parts(path, state_of(accelerator))
     load_random_states(path, accelerator.num_processes, **loaders_of(accelerator))
     accelerator.step = load(path, at="step")
+    bases_of(accelerator).restored(path)
     return path

@@ -22,6 +22,7 @@ from typing import Any
 
 from xckpt.api.save import save
 from xckpt.integrations.absent import absent
+from xckpt.integrations.bases import bases_of
 from xckpt.integrations.hugging_face.resume import load_moments, resumable
 from xckpt.integrations.hugging_face.state import notes, write_state_file
 from xckpt.integrations.newest import is_ours
@@ -75,7 +76,8 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
         state = {"model": self.model}
         if not self.args.save_only_model:
             state |= self._moments() | random_states(self.args.world_size)
-        save(path, state, overwrite=True, metadata=notes(self, path))
+        base = bases_of(self).next(path)
+        save(path, state, overwrite=True, base=base, metadata=notes(self, path))
         if self.args.should_save:
             write_state_file(path)
             # A run that has gone back is behind newer ones, which may be damaged.
@@ -93,6 +95,7 @@ class XckptTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         # The trainer's model is the sharded one, where it is sharded, and else without wraps.
         load_parts(resume_from_checkpoint, {"model": self.model})
+        bases_of(self).restored(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         if not is_ours(self.state.best_model_checkpoint):

@@ -17,6 +17,7 @@ from xckpt.api.load import load
 from xckpt.api.save import Path, save, save_async
 from xckpt.engine.background import SaveFuture
 from xckpt.integrations.absent import absent
+from xckpt.integrations.bases import bases_of
 from xckpt.integrations.lightning.last import make_way, resume
 from xckpt.integrations.removal import remove
 from xckpt.options import LoadOptions, SaveOptions, check_flags, checked_options
@@ -65,8 +66,7 @@ class XckptCheckpointIO(CheckpointIO):
         check_flags("XckptCheckpointIO", background=background)
         checked_options(options, SaveOptions, "XckptCheckpointIO")
         checked_options(load_options, LoadOptions, "XckptCheckpointIO", "load_options")
-        self.background = background
-        self._options, self._load_options = options, load_options
+        self.background, self._options, self._load_options = background, options, load_options
         self._saving: SaveFuture | None = None
         self._outdated: list[Path] = []
 
@@ -83,8 +83,8 @@ class XckptCheckpointIO(CheckpointIO):
             raise TypeError("give options= to XckptCheckpointIO, not storage_options")
         self.teardown()
         make_way(path, alone=self.alone, background=self.background)
-        write = save_async if self.background else save
-        saving = write(path, checkpoint, overwrite=True, no_dist=self.alone, options=self._options)
+        how = {"base": bases_of(self).next(path), "no_dist": self.alone, "options": self._options}
+        saving = (save_async if self.background else save)(path, checkpoint, overwrite=True, **how)
         self._saving = saving if isinstance(saving, SaveFuture) else None
 
     def load_checkpoint(
@@ -101,7 +101,7 @@ class XckptCheckpointIO(CheckpointIO):
         self.teardown()
         device = None if callable(map_location) or isinstance(map_location, dict) else map_location
         into = {"framework": "torch", "device": device, "options": self._load_options}
-        return resume(path, lambda each: load(each, **into))
+        return resume(path, lambda each: load(each, **into), bases_of(self))
 
     def remove_checkpoint(self, path: Path) -> None:
         """Remove a checkpoint, once the save that is under way is committed."""

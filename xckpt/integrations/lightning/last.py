@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, cast
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.places import exists
 from xckpt.api.save import Path as AnyPath
+from xckpt.core.run.bases import Bases
 from xckpt.core.storage import url_parts
 from xckpt.engine.groups import find_group
 from xckpt.errors import XckptError
@@ -34,7 +35,7 @@ except ImportError as error:
 State: TypeAlias = dict[str, Any]
 
 
-def resume(path: AnyPath, load: Callable[[str], State]) -> State:
+def resume(path: AnyPath, load: Callable[[str], State], bases: Bases) -> State:
     """Load a checkpoint; where the last one is damaged, the newest good one beside it.
 
     All ranks call it.
@@ -42,11 +43,13 @@ def resume(path: AnyPath, load: Callable[[str], State]) -> State:
     Args:
         path: what Lightning asks for.
         load: called with a path.
+        bases: of the saves that follow.
 
     Raises:
         XckptError: as `newest_good`.
     """
     found, state = newest_good(_resumable(path), lambda each: (each, load(each)))
+    bases.restored(found)
     group = find_group()
     if group.rank == group.coordinator and url_parts(found) is None:
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from xckpt.api.load import load
 from xckpt.api.open import open as open_checkpoint
 from xckpt.api.save import Path
 from xckpt.integrations.absent import absent
+from xckpt.integrations.bases import bases_of
 from xckpt.integrations.lightning.checkpoint_io import XckptCheckpointIO
 from xckpt.integrations.lightning.last import resume
 from xckpt.integrations.parts import load_parts
@@ -78,7 +79,7 @@ class XckptModelParallelStrategy(ModelParallelStrategy):
             XckptError: as `xckpt.load_into`.
         """
         self._io.teardown()
-        return resume(self.broadcast(checkpoint_path), self._loaded)
+        return resume(self.broadcast(checkpoint_path), self._loaded, bases_of(self._io))
 
     def _loaded(self, path: str) -> dict[str, Any]:
         from torch.distributed.checkpoint import state_dict as states

@@ -25,7 +25,7 @@ try:
     from torchtitan.tools import filesystem
 except ImportError as error:
     BaseCheckpointManager = filesystem = absent("torchtitan", error)
-    BaseCheckpointManager.Config = object
+    BaseCheckpointManager.Config = absent("torchtitan", error)
 
 __all__ = ["XckptManager"]
 
