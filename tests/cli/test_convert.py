@@ -119,6 +119,8 @@ def test_objects_of_dcp_are_refused_or_kept(tmp_path: Path) -> None:
         f"xckpt: warning: {tmp_path / 'dcp'}: objects that are neither tensors nor plain values"
     )
     assert ".py" not in listed.stderr
+    inferred = CliRunner().invoke(commands, ["map", "infer", *[str(tmp_path / "dcp")] * 2])
+    assert inferred.exit_code == 0 and "1 certain" in inferred.output
     refused = run(tmp_path / "dcp", tmp_path / "ours")
     assert refused.exit_code == 2
     assert "when: not a plain value" in refused.stderr and "; --opaque keeps" in refused.stderr

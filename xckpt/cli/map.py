@@ -317,8 +317,8 @@ def _watched(doing: str, leaves: int) -> Iterator[Callable[[float], None] | None
 
 
 def _specs(path: str) -> dict[str, TensorSpec]:
-    """The leaves of a checkpoint of any format."""
+    """The leaves of a checkpoint of any format; objects that DCP has pickled are none."""
     from xckpt.formats.detect import open_source
 
-    with closing(open_source(path)) as source:
+    with closing(open_source(path, skip_objects=True)) as source:
         return dict(source.specs)
