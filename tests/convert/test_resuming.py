@@ -274,6 +274,27 @@ def test_a_source_that_was_written_anew_at_its_old_time(
     assert all((loaded[f"w{i}"] == 2).all() for i in range(8))
 
 
+@pytest.mark.parametrize("write", [_dcp, _torch_save])
+def test_a_source_that_is_written_meanwhile(
+    write: Callable[[Path, float], Path], tmp_path: Path
+) -> None:
+    """The target was a mixture of two checkpoints."""
+    source, new = write(tmp_path / "old", 1.0), write(tmp_path / "new", 2.0)
+
+    def rewrite(progress: xckpt.Progress) -> None:
+        if progress.done < progress.total / 2:
+            return
+        for file in [new, *new.glob("*")]:
+            if file.is_file():
+                (source / file.relative_to(new)).write_bytes(file.read_bytes())
+
+    with pytest.raises(xckpt.StorageError, match="old: a file of it was written while it was read"):
+        convert(source, tmp_path / "to", options=replace(OPTIONS, progress=rewrite))
+    assert not (tmp_path / "to").exists()
+    assert convert(source, tmp_path / "to", options=OPTIONS).bytes_before == 0
+    assert all((leaf == 2).all() for leaf in xckpt.load(tmp_path / "to").values())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the paths of open files are in /proc")
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])
 def test_a_unit_is_noted_once_it_survives_a_power_cut(

@@ -130,6 +130,18 @@ def test_a_file_that_was_cut_off_meanwhile(path: Path) -> None:
         load_state(None, reader, group=LocalGroup(), planner=DefaultLoadPlanner())
 
 
+def test_a_file_that_is_written_meanwhile(path: Path) -> None:
+    """What was read is of two checkpoints, perhaps."""
+    content = path.read_bytes()
+
+    def rewrite(progress: xckpt.Progress) -> None:
+        path.write_bytes(content)
+
+    options = xckpt.LoadOptions(progress=rewrite)
+    with pytest.raises(xckpt.StorageError, match=f"{path.name}: a file of it was written while"):
+        xckpt.load(path, options=options)
+
+
 def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     budgets: list[int] = []
 

@@ -39,6 +39,8 @@ class Opened:
     resolved: ResolvedMapping
     as_it_is: bool
     """Whether names and layouts stay those of the source."""
+    state: bytes
+    """The source's, before anything was read."""
 
     def identity(self, *more: object) -> bytes:
         """A digest of the source's contents, of the resolved mapping, and of ``more``.
@@ -104,7 +106,8 @@ class Conversion:
             )
         source = open_source(self.path, self.format, options=self.options, opaque=self.opaque)
         try:
-            return Opened(source, self._resolved(source, progress), as_it_is=self.mapping is None)
+            state = source.state()
+            return Opened(source, self._resolved(source, progress), self.mapping is None, state)
         except BaseException:
             source.close()
             raise

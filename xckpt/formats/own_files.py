@@ -200,9 +200,7 @@ def _of_torch(place: Path) -> tuple[Path, tuple[Path, ...]]:
 
 def _of_dcp(place: Path) -> tuple[Path, tuple[Path, ...]]:
     metadata = place / METADATA_FILE
-    described = parse(read_whole(metadata, MAX_BYTES))
-    places = [where for tensor in described.tensors.values() for where in tensor.places]
-    names = dict.fromkeys(where.file for where in (*places, *described.objects.values()))
+    names = parse(read_whole(metadata, MAX_BYTES)).files
     return place, (metadata, *(place / name for name in names))
 
 

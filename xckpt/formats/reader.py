@@ -84,6 +84,8 @@ class SourceReader:
         self.options: Final = options or LoadOptions()
         self._open = open_source
         self._source: TensorSource | None = None
+        self._state = b""
+        """The source's, before anything is read."""
         self._names: dict[str, str] = {}
         self.host_ranks = 1
         """Ranks of the load on a host, at most: they share its memory."""
@@ -120,6 +122,7 @@ class SourceReader:
         if self.source.identity() != manifest:
             raise StorageError(f"{self.name}: this rank sees other contents than the coordinator")
         source = self.source
+        self._state = source.state()
         self._names = {source.leaf_names[name]: name for name in (*source.specs, *source.values)}
         described = {leaf: self._described(name) for leaf, name in self._names.items()}
         return Metadata(described, source.containers, user_metadata=user_of(source.metadata))
@@ -160,7 +163,11 @@ class SourceReader:
         self.source.read(self._names[name], box, into)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Read this rank's items."""
+        """Read this rank's items.
+
+        Raises:
+            StorageError: the storage refused, or a file was written meanwhile.
+        """
         tensors: list[ReadItem] = []
         for item in plan.items:
             if item.type is LoadItemType.TENSOR:
@@ -178,6 +185,7 @@ class SourceReader:
                 if not pool.failed:
                     self._submit(item, planner, pool, progress, casts)
         casts.check()
+        self.source.check_unchanged(self._state, self.name)
 
     def _dtype(self, item: ReadItem) -> str:
         return self.source.specs[self._names[item.storage_index.fqn]].dtype

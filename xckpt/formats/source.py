@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import JSONValue, Sharding
-from xckpt.errors import ManifestError
+from xckpt.errors import ManifestError, StorageError
 from xckpt.mapping.spec import TensorSpec
 
 USER = "xckpt.user"
@@ -119,6 +120,29 @@ class TensorSource(abc.ABC):
         A copy of the files has another value. Empty where `identity` is enough.
         """
         return b""
+
+    def state(self) -> bytes:
+        """A value that changes if what is read is written, by the files' sizes and times of change.
+
+        Empty where reads notice that themselves.
+        """
+        return b""
+
+    def check_unchanged(self, state: bytes, path: str | os.PathLike[str]) -> None:
+        """Refuse what was read of files that were written meanwhile.
+
+        Args:
+            state: the result of `state`, before anything was read.
+            path: where they are, for the message.
+
+        Raises:
+            StorageError: they were.
+        """
+        if self.state() != state:
+            raise StorageError(
+                f"{os.fspath(path)}: a file of it was written while it was read, so that what was "
+                f"read may be of two checkpoints; call again when nothing writes there"
+            )
 
     @abc.abstractmethod
     def close(self) -> None:

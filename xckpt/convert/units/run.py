@@ -124,6 +124,7 @@ class UnitShare:
             self._run_here(missing, output, note, share_of(self.options.memory_bytes, host_ranks))
         else:
             self._run_in(self.executor, missing, output, note)
+        self.opened.source.check_unchanged(self.opened.state, self.conversion.path)
         return [reports[unit.number] for unit in self.units]
 
     def _run_here(

@@ -61,6 +61,12 @@ class DCPMetadata:
     order: tuple[str, ...]
     """All FQNs, in the order in which they stand in the file."""
 
+    @property
+    def files(self) -> list[str]:
+        """Names of the files in which all that is stored, each once."""
+        places = [place for tensor in self.tensors.values() for place in tensor.places]
+        return list(dict.fromkeys(place.file for place in (*places, *self.objects.values())))
+
 
 def _layout(name: object) -> object:
     return name

@@ -42,7 +42,7 @@ from xckpt.formats.torch_save.values import PART_BYTES, MappedTensor, kept_bytes
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.documents import Allowance
-from xckpt.storage.foreign.files import open_file, read_up_to
+from xckpt.storage.foreign.files import open_file, read_up_to, state_of
 from xckpt.storage.foreign.paths import FilePath, entries_in, find_path
 from xckpt.storage.foreign.versions import version_of
 from xckpt.storage.location import storage_errors
@@ -102,15 +102,18 @@ class DCPSource(MappedSource):
             tree = flatten(_tree(described, leaves, memory))
         super().__init__(folder, tree, MOST_OPEN)
         self._identity = hashlib.sha256(data).digest()
+        names = described.files if isinstance(folder, Path) else ()
+        self._files = [folder / name for name in (METADATA_FILE, *names)]
+        """Two saves of one layout have equal metadata. A folder in a bucket is known by these
+        alone, which a save writes last."""
 
     def version(self) -> bytes:
-        """A value that changes if the folder may have been rewritten; see `TensorSource.version`.
+        """A value that changes if a file may have been rewritten; see `TensorSource.version`."""
+        return version_of(self._files)
 
-        Two saves of one layout have equal metadata. A folder in a bucket is known by these alone,
-        which a save writes last.
-        """
-        local = isinstance(self.path, Path)
-        return version_of(entries_in(self.path) if local else [self.path / METADATA_FILE])
+    def state(self) -> bytes:
+        """A value that changes if a file is written; see `TensorSource.state`."""
+        return b"".join(map(state_of, self._files))
 
 
 def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:

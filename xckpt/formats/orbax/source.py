@@ -182,7 +182,7 @@ class OrbaxSource(TensorSource):
 
     def _digest(self, tree: bytes) -> bytes:
         """A digest of the tree and the time of its writing: another save is another source."""
-        parts = [tree, state_of(self.path / TREE), state_of(self.path / "manifest.ocdbt")]
+        parts = [tree, self.state()]
         noted = (folder / CHECKPOINT for folder in (self.path, self.path.parent))
         first = next((path for path in noted if path.is_file()), None)
         if first is not None:
@@ -213,6 +213,10 @@ class OrbaxSource(TensorSource):
         """A value that changes if the item may have been rewritten; see `TensorSource.version`."""
         noted = (self.path / TREE, self.path / "manifest.ocdbt")
         return version_of(path for path in noted if path.is_file())
+
+    def state(self) -> bytes:
+        """A value that changes if the item is written; see `TensorSource.state`."""
+        return state_of(self.path / TREE) + state_of(self.path / "manifest.ocdbt")
 
     def close(self) -> None:
         """Nothing stays open beyond this object's life."""

@@ -141,6 +141,10 @@ class SafetensorsSource(TensorSource):
         """A value that changes if a file may have been rewritten; see `TensorSource.version`."""
         return b"".join(map(version, self._files.values()))
 
+    def state(self) -> bytes:
+        """A value that changes if a file is written; see `TensorSource.state`."""
+        return b"".join(file.state() for file in self._files.values())
+
     def close(self) -> None:
         """Let go of the files: each is closed once no thread reads it any more."""
         self._files.clear()

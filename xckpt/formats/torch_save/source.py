@@ -213,6 +213,10 @@ class TorchSaveSource(MappedSource):
         """A value that changes if a file may have been rewritten; see `TensorSource.version`."""
         return version_of(self._paths)
 
+    def state(self) -> bytes:
+        """A value that changes if a file is written; see `TensorSource.state`."""
+        return b"".join(self._open(path).state() for path in self._paths)
+
 
 def _tree(path: FilePath, memory: Allowance) -> tuple[FlatTree, bytes]:
     """The leaves of one file, and its state, which changes with it."""
