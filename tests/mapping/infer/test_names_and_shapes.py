@@ -328,6 +328,15 @@ CERTAIN: dict[str, tuple[Shapes, Shapes]] = {
         {"n.weight": (8,), "n.bias": (8,), "ls1.gamma": (8,)},
         {"n/scale": (8,), "n/bias": (8,), "ls/gamma": (8,)},
     ),
+    "one layer": ({"layers.0.fc.weight": (8, 9)}, {"layers/fc/kernel": (1, 9, 8)}),
+    "one layer of three": (
+        {"q.in_proj_weight": (12, 4), "layers.0.s": ()},
+        {"q/in_proj_weight": (12, 4), "layers/s": (1,)},
+    ),
+    "numbers without a dot": (
+        {f"fc{n}.weight": (8, 9) for n in range(3)},
+        {"fc/kernel": (3, 9, 8)},
+    ),
     "bias cut heads q": (
         {"attn.q_proj.bias": (8,), "h.weight": (9, 8)},
         {"attn/q_proj/bias": (2, 4), "h/kernel": (8, 9)},

@@ -29,7 +29,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from xckpt.mapping.infer.layouts import AxisLayout, fits
-from xckpt.mapping.infer.leaves import Components, LeafGroup, ModelLeaf, concepts
+from xckpt.mapping.infer.leaves import (
+    STACKED,
+    Components,
+    LeafGroup,
+    ModelLeaf,
+    concepts,
+    counted,
+)
 from xckpt.mapping.infer.prefixes import Explanations, Groups, equal_keys
 
 KEYS: dict[str, Callable[[Components], Components]] = {
@@ -192,7 +199,11 @@ def _stacks(
     for (rest, position), by_number in members.items():
         stacked = [by_number[number] for number in sorted(by_number)]
         alike = len({(leaf.spec, leaf.flavour) for leaf in stacked}) == 1
-        if alike and sorted(by_number) == list(range(len(by_number))):
+        names = [leaf.whole for leaf in stacked]
+        alone = 0 in by_number and len(names) == 1
+        # Some of them may be parts of others; these are put together, or in doubt, later.
+        mixed = len({leaf.part for leaf in stacked}) > 1
+        if alike and (alone or mixed or counted(names, STACKED)):
             stacks.append(LeafGroup(rest, tuple(stacked), position))
     return stacks
 

@@ -24,15 +24,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from string import ascii_lowercase
 
 from xckpt.mapping.infer.align import Doubt, Pair
 from xckpt.mapping.infer.assumptions import UPWARDS, Trees, assume, assumptions_of, in_torch
 from xckpt.mapping.infer.flattened import Images
-from xckpt.mapping.infer.leaves import PARTS, LeafGroup, ModelLeaf
-from xckpt.mapping.operations import Cast, Concatenate, Each, Operation, Split, Stack, Unstack
+from xckpt.mapping.infer.leaves import PARTS, STACKED, LeafGroup, ModelLeaf
+from xckpt.mapping.operations import Cast, Concatenate, Each, Operation, Rearrange, Split, Stack
 
-STACKED = "layer"
-"""The index of a stack's rule."""
 TRANSPOSED_CONVOLUTIONS = ("transpose", "deconv", "upconv", "upsample", "convt")
 
 
@@ -215,8 +214,16 @@ def _operations(pair: Pair) -> tuple[Operation, ...]:
     if pair.axis is None:
         return operations
     if pair.source.position is not None:
-        return (*operations, Stack(STACKED, pair.axis))
-    return (Unstack(STACKED, pair.axis), *operations)
+        return (*operations, _stacked(pair.source, pair.target, pair.axis))
+    return (_stacked(pair.target, pair.source, pair.axis).inverse(), *operations)
+
+
+def _stacked(leaves: LeafGroup, whole: LeafGroup, axis: int) -> Operation:
+    """The operation that makes one leaf of a stack's leaves; of a single leaf there is no index."""
+    if len(leaves.leaves) > 1:
+        return Stack(STACKED, axis)
+    axes = ascii_lowercase[: len(whole.leaves[0].shape) - 1]
+    return Rearrange(f"{' '.join(axes)} -> {' '.join((*axes[:axis], '1', *axes[axis:]))}")
 
 
 def _part(group: LeafGroup) -> ModelLeaf | None:

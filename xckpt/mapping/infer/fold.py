@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from math import prod
 
-from xckpt.mapping.infer.decide import STACKED, Finding
-from xckpt.mapping.infer.leaves import CONCEPTS
+from xckpt.mapping.infer.decide import Finding
+from xckpt.mapping.infer.leaves import CONCEPTS, STACKED, counted
 from xckpt.mapping.pattern import Affine, Pattern, literal
 from xckpt.mapping.rule import Rule
 
@@ -99,28 +99,12 @@ def _literal_rule(finding: Finding) -> Rule:
 
 def _stack_rule(finding: Finding) -> Rule:
     sources, targets = (
-        [_counted(names) for names in side] for side in (finding.sources, finding.targets)
+        [counted(names, STACKED) or literal(names[0]) for names in side]
+        for side in (finding.sources, finding.targets)
     )
     count = max(len(names) for names in finding.sources + finding.targets)
     indices = {STACKED: range(count)}
     return Rule(sources, targets, finding.operations, indices, assumes=finding.assumes)
-
-
-def _counted(names: Sequence[str]) -> str:
-    """The pattern of names that differ in one number, counted from 0; a single name stays.
-
-    Raises:
-        ValueError: there is no such number.
-    """
-    if len(names) == 1:
-        return literal(names[0])
-    columns = zip(*(_split(name)[1] for name in names), strict=True)
-    counting = tuple(range(len(names)))
-    numbers = [_index(STACKED) if column == counting else column[0] for column in columns]
-    if sum(isinstance(number, Affine) for number in numbers) != 1:
-        raise ValueError(f"{names[0]} and others do not differ in just one number")
-    [text] = _texts([_split(names[0])[0]], numbers)
-    return text
 
 
 def _texts(templates: Iterable[Template], numbers: Iterable[Number]) -> list[str]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from xckpt.mapping.names import keys_of
+from xckpt.mapping.pattern import literal
 from xckpt.mapping.spec import TensorSpec
 
 Components = tuple[str | int, ...]
@@ -60,6 +61,9 @@ FUSED = {"inprojweight": "weight", "inprojbias": "bias"}
 """Role of a fused leaf -> the role of its parts."""
 PARTS = ("qproj", "kproj", "vproj")
 """The layers whose parameters lie in a fused leaf, in their order."""
+
+STACKED = "layer"
+"""The index of a stack's rule."""
 
 _CONCEPTS = {
     "attention": "attn attention selfattn selfattention mha multiheadattention",
@@ -204,6 +208,26 @@ def concepts(key: Components) -> Components:
         counted = number + 1 < len(key) - 1 and isinstance(key[number + 1], int)
         replaced.append(each if concept == "layers" and not counted else concept)
     return (*replaced, key[-1])
+
+
+def counted(names: Sequence[str], index: str) -> str | None:
+    """The pattern of names that differ in one number alone, which counts them from 0; None if they
+    do not, or if a pattern cannot express their numbers (``00``).
+
+    Example:
+        >>> counted(["h{a}.fc0.w", "h{a}.fc1.w"], "layer"), counted(["h.00.w", "h.01.w"], "layer")
+        ('h{{a}}.fc{layer}.w', None)
+    """
+    parts = [re.split("([0-9]+)", name) for name in names]
+    counting = tuple(map(str, range(len(names))))
+    places = [n for n, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1]
+    if len({*map(len, parts)}) > 1 or len(places) != 1:
+        return None
+    [place] = places
+    if tuple(part[place] for part in parts) != counting:
+        return None
+    before, after = ("".join(part) for part in (parts[0][:place], parts[0][place + 1 :]))
+    return f"{literal(before)}{{{index}}}{literal(after)}"
 
 
 def leaves_of(specs: Mapping[str, TensorSpec]) -> list[ModelLeaf]:
