@@ -166,6 +166,9 @@ def test_arguments_that_can_never_be_right_are_refused(make: object, words: str)
         (Split((1, 2), -2), [(3,)], "there is no axis -2 of 1"),
         (Strip(4), [(3,)], "axis 0 has size 3, less than a pad of 4"),
         (Stack("i"), [(3,)], "no tensors for each 'i'"),
+        (Pad(1, value=300), [(3,)], "300 is not a number of int8"),
+        (Drop(1.5), [(3,)], "1.5 is not a number of int8"),
+        (Drop(0, arange=0), [(129,)], "128 is not a number of int8"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from xckpt.core.geometry.box import Box
+from xckpt.core.targets.casting import holds
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import CONSTANT, Arithmetic, Ints, StridedCopy, restrict
 
@@ -118,13 +119,20 @@ def leaf(name: str, spec: TensorSpec) -> Traced:
     return _filled(spec, StridedCopy(name, "", spec.shape, (0,) * rank, _units(rank), (), ()))
 
 
-def constant(spec: TensorSpec, value: complex, arange: int | None = None) -> Traced:
+def constant(spec: TensorSpec, value: float, arange: int | None = None) -> Traced:
     """A tensor of one value; along axis ``arange``, if given, it grows by one a step.
+
+    Raises:
+        ValueError: the dtype does not hold all of the values.
 
     Example:
         >>> [copy.value for copy in constant(TensorSpec((2, 3), "int8"), 7).copies]
         [7]
     """
+    last = value if arange is None else value + max(0, spec.shape[arange] - 1)
+    for each in (value, last):
+        if not holds(spec.dtype, each):
+            raise ValueError(f"{each} is not a number of {spec.dtype}")
     offsets: Ints = () if arange is None else (0,)
     strides = tuple(() if arange is None else (int(d == arange),) for d in range(len(spec.shape)))
     return _filled(

@@ -76,6 +76,26 @@ def reach(dtype: str) -> tuple[float, float, int, float]:
     return ints.min, ints.max, max(-ints.min, ints.max).bit_length() - (ints.min < 0), 1.0
 
 
+def holds(dtype: str, number: float) -> bool:
+    """Whether a type has a number: a whole one in its range, or where it is a floating-point type
+    one that rounding makes of it.
+
+    Example:
+        >>> holds("int8", -128), holds("int8", 300), holds("int8", 1.5), holds("float16", 0.1)
+        (True, False, False, True)
+        >>> holds("float16", 1e6), holds("float32", float("nan")), holds("bool", 2)
+        (False, True, False)
+    """
+    if not is_floating(dtype):
+        low, high = (0, 1) if dtype == "bool" else reach(dtype)[:2]
+        return low <= number <= high and number % 1 == 0
+    if isinstance(number, int) and abs(number) > reach(dtype)[1]:
+        return False  # It may be beyond all floating-point numbers.
+    wide, kind = np.array([number], np.float64), numpy_dtype(dtype)
+    with np.errstate(all="ignore"):
+        return spoiled_elements(wide, castable(wide, kind).astype(kind)) is None
+
+
 def castable(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Elements in a type that NumPy casts to another: as they are, mostly.
 
