@@ -21,12 +21,23 @@ JSON = st.recursive(
 )
 
 
-@given(JSON | st.dictionaries(st.text(), st.text()))
+@given(JSON | st.dictionaries(st.text() | st.sampled_from(["xckpt.user", "xckpt.v"]), st.text()))
 @examples(200)
 def test_user_metadata_come_back(user: Any) -> None:
     texts = metadata_texts(user)
     assert all(isinstance(text, str) for text in texts.values())
     assert repr(user_of(texts)) == repr(user)
+
+
+@pytest.mark.parametrize("to", ["xckpt", "safetensors", "orbax"])
+def test_keys_of_xckpt_itself_are_the_users_too(tmp_path: Path, to: str) -> None:
+    """They were read as xckpt's own: an error, which for Orbax was one of json."""
+    user = {"xckpt.user": "me", "xckpt.values": "[1]"}
+    xckpt.save(tmp_path / "saved", {"w": np.zeros(3), "step": 1}, metadata=user)
+    made = tmp_path / f"made.{to}" if to == "safetensors" else tmp_path / "made"
+    convert(tmp_path / "saved", made, format=to)
+    convert(made, tmp_path / "again")
+    assert xckpt.open(tmp_path / "again").metadata.user_metadata == user
 
 
 @pytest.mark.parametrize("between", ["between", "between.safetensors"])

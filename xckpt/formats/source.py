@@ -21,6 +21,9 @@ from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.errors import ManifestError, StorageError
 from xckpt.mapping.spec import TensorSpec
 
+OWN = "xckpt."
+"""What the keys of texts begin with that are not the user's own."""
+
 USER = "xckpt.user"
 """The key of `TensorSource.metadata` that holds a checkpoint's user metadata as JSON."""
 
@@ -165,8 +168,10 @@ def metadata_texts(user: object) -> dict[str, str]:
     """
     if user is None:
         return {}
-    if user and isinstance(user, dict) and all(isinstance(each, str) for each in user.values()):
-        return cast(dict[str, str], user)
+    if user and isinstance(user, dict):
+        texts = all(isinstance(each, str) for each in (*user, *user.values()))
+        if texts and not any(key.startswith(OWN) for key in user):
+            return cast(dict[str, str], user)
     try:
         text = json.dumps(user, ensure_ascii=False, separators=(",", ":"))
         text.encode()

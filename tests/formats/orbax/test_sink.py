@@ -132,7 +132,9 @@ def test_an_altered_chunk_is_noticed(tmp_path: Path) -> None:
         check_source(open_source(path), {"w": np.arange(100)})
 
 
-@pytest.mark.parametrize("user", ["by me", [1, "a"], 5, {"by": "me"}, {"run": [3]}], ids=repr)
+@pytest.mark.parametrize(
+    "user", ["by me", [1], 5, {"by": "me"}, {"run": [3]}, {"xckpt.user": "x"}], ids=repr
+)
 def test_user_metadata_of_any_type_come_back(tmp_path: Path, user: Any) -> None:
     xckpt.save(tmp_path / "ckpt", {"w": np.arange(3)})
     convert(tmp_path / "ckpt", tmp_path / "theirs", format="orbax", metadata=user)

@@ -183,7 +183,7 @@ def custom_metadata(texts: Mapping[str, str]) -> object:
     if USER not in texts:
         return dict(texts) or None
     user = json.loads(texts[USER])
-    return user if isinstance(user, dict) else {USER: texts[USER]}
+    return user if isinstance(user, dict) and USER not in user else {USER: texts[USER]}
 
 
 def _kind(value: object) -> str:

@@ -41,7 +41,7 @@ from xckpt.formats.orbax.tree import (
     parse_json,
     parse_tree,
 )
-from xckpt.formats.source import TensorSource, metadata_texts
+from xckpt.formats.source import USER, TensorSource, metadata_texts
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
@@ -96,7 +96,7 @@ class OrbaxSource(TensorSource):
         self._memory.take(kept, f"{self.path / TREE}: what it lists")
         user = user_metadata(given, self.path, tree.custom, self._memory)
         with naming(given):
-            self.metadata: Mapping[str, str] = metadata_texts(user or None)
+            self.metadata: Mapping[str, str] = _texts(user)
         """Custom metadata, and items of JSON."""
         self.containers: Mapping[str, str] = _containers(tree)
         with naming(self.path):
@@ -220,6 +220,12 @@ class OrbaxSource(TensorSource):
 
     def close(self) -> None:
         """Nothing stays open beyond this object's life."""
+
+
+def _texts(user: Mapping[str, object]) -> Mapping[str, str]:
+    """User metadata as texts; what `xckpt.formats.orbax.sink` wrote of other ones than a dict."""
+    text = user.get(USER) if len(user) == 1 else None
+    return {USER: text} if isinstance(text, str) else metadata_texts(user or None)
 
 
 def _by_name(tree: Tree, containers: Mapping[str, str]) -> dict[str, Leaf]:
