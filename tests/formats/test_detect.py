@@ -115,7 +115,9 @@ def test_what_is_meant_is_said_as_of_a_load(tmp_path: Path) -> None:
 def test_where_an_output_goes(tmp_path: Path) -> None:
     assert open_sink(tmp_path / "out") is None
     assert open_sink(tmp_path / "out.pt", "xckpt") is None
-    for slip in ("w.safetensor", "model.pt", "pytorch_model.bin"):
+    with pytest.raises(TypeError, match="a path must be a str or a PathLike of str, not bytes"):
+        open_sink(b"out")  # type: ignore[arg-type]
+    for slip in ("w.safetensor", "model.pt", "pytorch_model.bin", "m.safetensors.index.json"):
         with pytest.raises(xckpt.PathError, match="a file with this ending cannot be written"):
             open_sink(tmp_path / slip)
     for format in ("xckpt", "dcp", "orbax"):

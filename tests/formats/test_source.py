@@ -32,7 +32,7 @@ def test_user_metadata_come_back(user: Any) -> None:
 @pytest.mark.parametrize("to", ["xckpt", "safetensors", "orbax"])
 def test_keys_of_xckpt_itself_are_the_users_too(tmp_path: Path, to: str) -> None:
     """They were read as xckpt's own: an error, which for Orbax was one of json."""
-    user = {"xckpt.user": "me", "xckpt.values": "[1]"}
+    user: Any = {"xckpt.user": "me", "xckpt.values": "[1]"}
     xckpt.save(tmp_path / "saved", {"w": np.zeros(3), "step": 1}, metadata=user)
     made = tmp_path / f"made.{to}" if to == "safetensors" else tmp_path / "made"
     convert(tmp_path / "saved", made, format=to)

@@ -27,7 +27,7 @@ from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
 from xckpt.storage.foreign.single_files import format_of_file
 from xckpt.storage.foreign.unread import unread_format
-from xckpt.storage.location import storage_errors
+from xckpt.storage.location import Location, storage_errors
 
 SOURCES: Final[Mapping[str, str]] = {
     "xckpt": "xckpt.formats.xckpt:XckptSource",
@@ -48,7 +48,10 @@ SINKS: Final[Mapping[str, str]] = {
 }
 """Format -> module and class of its sink."""
 
-UNWRITTEN: Final = (".safetensor", ".pt", ".pth", ".bin", ".npz", ".gguf", ".h5", ".msgpack")
+UNWRITTEN: Final = (
+    *(".safetensor", ".index.json", ".pt", ".pth", ".bin", ".pkl", ".npz", ".npy", ".gguf", ".h5"),
+    ".msgpack",
+)
 """Endings of outputs that users mean to be a file; a checkpoint would be a folder."""
 
 LOOKED_FOR: Final[Mapping[str, str]] = {
@@ -205,11 +208,13 @@ def open_sink(
     Raises:
         ValueError: there is no such format.
         PathError: the name has the ending of another format, or of one that is not written.
+        TypeError: it is no path.
 
     Example:
         >>> open_sink("model.safetensors").path.name, open_sink("folder")
         ('model.safetensors', None)
     """
+    Location.parse(path)  # refuses what is no path
     name = os.fspath(path).rstrip("/")  # A path is the same with a slash behind it.
     if name.endswith(".safetensors"):
         format = format or "safetensors"
