@@ -140,10 +140,11 @@ def test_what_a_format_has_no_place_for_is_said(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_does_not_reach_the_workers() -> None:
-    """Each would print where it was; this process ends them."""
+    """Each would print where it was; this process ends them. The second was started later."""
     before = signal.getsignal(signal.SIGINT)
-    executor = convert._executor(1)
+    executor = convert._executor(2)
     assert isinstance(executor, ProcessPoolExecutor)
     with executor:
+        assert len(executor._processes) == 2
         assert executor.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is before

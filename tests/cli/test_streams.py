@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +47,33 @@ def test_who_cannot_be_asked_deletes_nothing(tmp_path: Path) -> None:
     code, _, said = in_shell("<&-", "rm", tmp_path / "run")
     assert code != 0 and "Traceback" not in said
     assert xckpt.exists(tmp_path / "run")
+
+
+EACH = """
+import json, sys
+from xckpt.cli import main
+
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["xckpt", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+"""
+
+
+def test_characters_that_the_encoding_lacks(tmp_path: Path) -> None:
+    """Each of these was a traceback; rich wrote them to a stream of ASCII too."""
+    path = str(tmp_path / "c")
+    xckpt.save(path, {"\N{PARTY POPPER}": np.ones(2), "note": "\N{PARTY POPPER}"})
+    lines = [["ls", path], ["info", path, "note"], ["stats", path], ["ls", path, "--json"]]
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, json.dumps(lines)],
+        env=os.environ | {"PYTHONIOENCODING": "latin-1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    text, _, document = done.stdout.partition("\n[\n")
+    assert text.count("\\U0001f389") == 3
+    assert json.loads(f"[{document}")[0]["name"] == "\N{PARTY POPPER}"

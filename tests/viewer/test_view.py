@@ -44,6 +44,15 @@ def test_a_leaf_of_a_run_is_a_question_about_one_step(root: Path, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("about", [{"plan": "data on data=2"}, {"diff": "nowhere"}])
+def test_a_plan_and_a_comparison_of_a_run_are_questions_about_one_step(
+    root: Path, about: dict[str, Any]
+) -> None:
+    """The page of the run came, without a word of them."""
+    with pytest.raises(xckpt.NotACheckpointError, match="give the path of one"):
+        xckpt.view(root, **about)
+
+
 def test_a_run(root: Path) -> None:
     page = xckpt.view(root).page
     assert page.checkpoint is None

@@ -36,7 +36,8 @@ def view(
         options: threads, memory, and the progress of the comparison with ``diff``.
 
     Raises:
-        NotACheckpointError: neither a checkpoint nor a run is at the path.
+        NotACheckpointError: neither a checkpoint nor a run is at the path, or a run is there and
+            ``plan`` or ``diff`` are about one of its steps.
         ManifestError: the manifest cannot be trusted.
         TypeError: an argument makes no sense; it is named.
         ValueError: the plan cannot be understood.

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from io import TextIOWrapper
 from typing import NoReturn
 
 from xckpt.api.save import names_limits
@@ -42,6 +43,9 @@ def _run() -> None:
     for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, stream) is None:  # closed by the shell, as in `xckpt gc . >&-`
             setattr(sys, stream, open(os.devnull, mode))  # noqa: SIM115  # for the process's life
+    for written in (sys.stdout, sys.stderr):
+        if isinstance(written, TextIOWrapper):  # its encoding may lack characters of a name
+            written.reconfigure(errors="backslashreplace")
     missing = [name for name in ("click", "rich") if find_spec(name) is None]
     if missing:
         words = " and ".join(missing)

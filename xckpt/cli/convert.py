@@ -118,10 +118,11 @@ def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor
     from multiprocessing import get_context
 
     executor = ProcessPoolExecutor(workers, get_context("spawn"))
-    # What a process ignores, those that it starts ignore; the first task starts them all.
+    # What a process ignores, those that it starts ignore; each of these tasks starts one of them.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        executor.submit(os.getpid)
+        for _ in range(workers):
+            executor.submit(os.getpid)
     finally:
         signal.signal(signal.SIGINT, before)
     return executor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -124,7 +125,8 @@ def print_json(document: object) -> None:
 
     try:
         text = msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2).decode()
-    except UnicodeEncodeError:  # half a character, which only an escape can spell
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # half a character, or one that stdout lacks: an escape spells it
         text = json.dumps(msgspec.to_builtins(document, enc_hook=str), indent=2)
     click.echo(printable_json(text))
 

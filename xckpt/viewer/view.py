@@ -90,7 +90,7 @@ class CheckpointView:
         try:
             checkpoint = self.checkpoint
         except NotACheckpointError:
-            if not self.steps:
+            if not self.steps or self._plan or self._other:
                 raise
             checkpoint = None
         if checkpoint is None or is_run(checkpoint.format, lambda: self.steps):
