@@ -58,6 +58,16 @@ def test_a_codec_decodes_a_shared_table_once():
     assert one.table is other.table and one.table[0].name == "step"
 
 
+def test_rows_that_tables_of_ranks_share_are_one_object():
+    names = [("a", f"rng/rank{rank}") for rank in range(2)]
+    own = [SavePlan(WriteItems(tuple(LeafRow(n, "int") for n in each), [])) for each in names]
+    codec = SavePlanCodec()
+    for plan in own:
+        codec.learn(SavePlanCodec().table_of(plan))
+    one, other = codec.tables.values()
+    assert one[0] is other[0] and one[1].name == "rng/rank0" and other[1].name == "rng/rank1"
+
+
 def test_data_that_messagepack_lacks_is_a_type_error():
     endless: list[object] = []
     endless.append(endless)

@@ -88,15 +88,15 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
         _check_known(first)
         return first, [None] * len(tables)
     rows: dict[str, LeafRow] = {}
-    ranks: dict[str, int] = {}
-    """The rank that each row is from."""
+    ranks: dict[str, int] = {}  # that each row is from
     problems: dict[str, str] = {}
     numbers: dict[str, int] = {}
     mapped: list[NDArray[np.int32] | None] = []
     known: dict[int, NDArray[np.int32]] = {}
+    seen: dict[int, int] = {}  # id of a row -> its number: few rows of a rank are no other's
     for rank, table in enumerate(tables):
         if id(table) not in known:
-            for row in table:
+            for row in (row for row in table if id(row) not in seen):
                 name = row.name
                 numbers.setdefault(name, len(numbers))
                 before = rows.setdefault(name, row)
@@ -105,7 +105,8 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
                     problems[name] = f"{name}: {difference}"
                 elif row.dtype and not before.dtype:
                     rows[name], ranks[name] = row, rank
-            known[id(table)] = np.array([numbers[row.name] for row in table], np.int32)
+                seen[id(row)] = numbers[name]
+            known[id(table)] = np.array([seen[id(row)] for row in table], np.int32)
         mapped.append(known[id(table)])
     if problems:
         raise PlanError.listing("ranks disagree on what a leaf is", problems.values())
@@ -120,15 +121,12 @@ def _tables_of_ranks(
     numbers: Sequence[NDArray[np.int32] | None],
 ) -> list[LeafTable]:
     """Each rank's leaves, as all ranks together know them: its own table wherever that says it."""
-    known: dict[tuple[int, int], LeafTable] = {}
+    known: dict[int, LeafTable] = {}
     for items, mapped in zip(columns, numbers, strict=True):
-        key = id(items.table), id(mapped)
-        if key not in known:
+        if id(items.table) not in known:
             rows = table if mapped is None else tuple(_each(mapped, table))
-            known[key] = items.table if rows == items.table else rows
-    return [
-        known[id(items.table), id(mapped)] for items, mapped in zip(columns, numbers, strict=True)
-    ]
+            known[id(items.table)] = items.table if rows == items.table else rows
+    return [known[id(items.table)] for items in columns]
 
 
 def _check_known(table: LeafTable) -> None:
@@ -177,35 +175,39 @@ def _kinds_on_all(
     numbers: Sequence[NDArray[np.int32] | None],
 ) -> Kinds:
     """The kinds of the leaves: leaves of one kind are alike on every rank and keep one grid."""
-    count, grids = len(kept), {id(grid): number for number, grid in enumerate(kept)}
-    distinct: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
+    distinct: dict[tuple[bytes, bytes], tuple[NDArray[np.integer], NDArray[np.int32]]] = {}
     known: dict[tuple[int, int], tuple[bytes, bytes]] = {}
     keys: list[tuple[bytes, bytes]] = []
-    of = np.array([grids[id(grid)] for grid in kept], np.int64)
+    every, grids = np.arange(len(kept)), np.array(list(map(id, kept)), np.int64)
+    of = np.unique(grids, return_inverse=True)[1]
     for items, mapped in zip(columns, numbers, strict=True):
         same = id(items.kinds), id(mapped)
         if same not in known:
             known[same] = items.kinds.tobytes(), b"" if mapped is None else mapped.tobytes()
-        key = known[same]
-        keys.append(key)
+        keys.append(key := known[same])
         if key not in distinct:
-            own = distinct[key] = np.full(count, -1, np.int64)
-            own[slice(None) if mapped is None else mapped] = items.kinds
-            of = np.unique(of * (count + 1) + own, return_inverse=True)[1].reshape(-1)
-    first = np.unique(of, return_index=True)[1]
-    split = {key: _split(own[first]) for key, own in distinct.items()}
+            where = every if mapped is None else mapped
+            distinct[key] = where, items.kinds
+            parted = of[where] * (1 + int(items.kinds.max(initial=0))) + items.kinds
+            # Numbers that no leaf has yet: those that the rank lacks keep theirs.
+            of[where] = of.max(initial=0) + 1 + np.unique(parted, return_inverse=True)[1]
+    first, of = np.unique(of, return_index=True, return_inverse=True)[1:]
+    split = {key: _split(of[where], own) for key, (where, own) in distinct.items()}
     return Kinds(of.astype(np.int32), first, [split[key] for key in keys])
 
 
-def _split(own: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`Kinds.on_ranks` of one rank, from its own kind of the leaves of each kind (-1: none).
+def _split(
+    of: NDArray[np.int64], own: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`Kinds.on_ranks` of one rank, from the kind of each of its leaves, and its own kind of it.
 
     Example:
-        >>> _split(np.array([0, -1, 1, 0]))
+        >>> _split(np.array([3, 0, 0, 2]), np.array([0, 0, 0, 1]))
         (array([0, 3, 2]), array([2, 1]))
     """
-    order = np.argsort(own, kind="stable")[np.count_nonzero(own < 0) :]
-    return order, np.bincount(own[order])
+    kinds, first = np.unique(of, return_index=True)
+    order = np.argsort(own[first], kind="stable")
+    return kinds[order], np.bincount(own[first])
 
 
 def _collect(table: LeafTable, columns: Sequence[WriteItems], kinds: Kinds) -> list[LeafShards]:
@@ -310,16 +312,17 @@ def _settled(
     kinds: NDArray[np.int32], layouts: Sequence[Layout], loads: NDArray[np.int64]
 ) -> Iterator[Share]:
     """The shares of kinds that leave no choice of writer; adds their bytes to ``loads``."""
-    known: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
+    known: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64], NDArray[np.int64]]] = {}
     counts = np.bincount(kinds, minlength=len(layouts))
     for kind, layout in enumerate(layouts):
         if layout.contested:
             continue
         if id(layout) not in known:
             added = np.zeros(len(loads), np.int64)
-            known[id(layout)] = (*share(layout, added), added)
-        ranks, boxes, added = known[id(layout)]
-        loads += added * counts[kind]
+            shared, writers = share(layout, added), np.flatnonzero(added)
+            known[id(layout)] = *shared, writers, added[writers]
+        ranks, boxes, writers, some = known[id(layout)]
+        loads[writers] += some * counts[kind]
         yield kind, ranks, boxes
 
 

@@ -275,15 +275,19 @@ def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
     """
     known = metadata.state_dict_metadata
     problems: dict[str, str] = {}
-    # Comparing a table takes long, and most ranks have the same one.
-    compared: dict[int, tuple[LeafTable, dict[str, str]]] = {}
+    # Comparing a row takes long, and most ranks have nearly the same ones.
+    compared: dict[int, LeafRow] = {}
+    tables: dict[int, LeafTable] = {}
+    differences: dict[str, str] = {}
     for rank, share in enumerate(shares):
         items = WriteItems.of(share.items)
         table = items.table
-        if id(table) not in compared:
-            said = ((row, _described(known.get(row.name))) for row in table)
-            compared[id(table)] = table, dict(_differences(said, "the metadata"))
-        differences = compared[id(table)][1]
+        if id(table) not in tables:
+            tables[id(table)] = table
+            new = {id(row): row for row in table if id(row) not in compared}
+            compared |= new
+            said = ((row, _described(known.get(row.name))) for row in new.values())
+            differences |= dict(_differences(said, "the metadata"))
         if differences:
             for name in {item.index.fqn: None for item in items}:
                 if name in differences:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Block, Boxes
-from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.storage import BriefData, CanBeBrief, sendable
 
 
@@ -37,7 +37,8 @@ class _SavePlan(msgspec.Struct, array_like=True):
 
 _decode_plan = msgspec.msgpack.Decoder(_SavePlan).decode
 _decode_bytes = msgspec.msgpack.Decoder(bytes).decode
-_decode_table = msgspec.msgpack.Decoder(LeafTable).decode
+_decode_table = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_row = msgspec.msgpack.Decoder(LeafRow).decode
 
 
 def _name(table: bytes) -> bytes:
@@ -64,6 +65,8 @@ class SavePlanCodec:
         self._names: dict[int, tuple[LeafTable, bytes]] = {}
         """Id of each table that was encoded -> the table, which keeps the id, and its digest."""
         self._kinds: dict[bytes, NDArray[np.int32]] = {}
+        self._rows: dict[bytes, LeafRow] = {}
+        """The rows of the tables that were learnt: most have nearly all rows of the others."""
 
     def encode(self, plan: SavePlan) -> bytes:
         """A plan as bytes.
@@ -120,7 +123,15 @@ class SavePlanCodec:
 
     def learn(self, table: bytes) -> None:
         """Remember a leaf table that was received."""
-        self.tables.setdefault(_name(table), _decode_table(table))
+        name = _name(table)
+        if name not in self.tables:
+            self.tables[name] = tuple(map(self._row, map(bytes, _decode_table(table))))
+
+    def _row(self, text: bytes) -> LeafRow:
+        """A row of a table; equal rows are one object."""
+        if text not in self._rows:
+            self._rows[text] = _decode_row(text)
+        return self._rows[text]
 
     def _brief(self, plan: SavePlan, table: LeafTable) -> msgspec.Raw:
         """The storage's data in the words of a table, encoded once for plans that are alike."""
