@@ -274,6 +274,9 @@ def test_workers_of_an_executor_write_the_same_bytes(tmp_path: Path) -> None:
         )
         with pytest.raises(StorageError, match="memory of this one; give a path or URL that"):
             convert(tmp_path / "a", "memory://never", mapping=MAPPING, executor=processes)
+        for source, name in (("a", "b.safetensors"), ("b.safetensors", "c.safetensors")):
+            convert(tmp_path / source, tmp_path / name, executor=processes)
+    same(xckpt.load(tmp_path / "c.safetensors"), state)
     same(xckpt.load(tmp_path / "processes"), flax_like(state))
     alone = files(tmp_path / "alone")
     assert len(alone) > 10

@@ -9,7 +9,6 @@ import abc
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -27,7 +26,8 @@ OWN = "xckpt."
 USER = "xckpt.user"
 """The key of `TensorSource.metadata` that holds a checkpoint's user metadata as JSON."""
 
-NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+NOTHING: Final[Mapping[str, Any]] = {}
+"""Never written to; a read-only view would not go to other processes."""
 
 
 class TensorSource(abc.ABC):
