@@ -28,6 +28,7 @@ from xckpt.core.manifest import packs, rules
 from xckpt.core.manifest.codec import encode
 from xckpt.core.manifest.entries import Manifest, array_metadata, documents
 from xckpt.core.names import join_keys, split_name
+from xckpt.core.part.per_rank import KIND
 from xckpt.core.values import decode_value
 from xckpt.errors import ManifestError
 from xckpt.storage.commit.folder import ClaimText
@@ -193,6 +194,10 @@ def test_the_limits_are_the_code_s() -> None:
         "chunk of a packed array": f"{rules.MAX_PACK_BYTES:,} bytes",
         "components of a name": f"{tree.DEEPEST}",
     }
+
+
+def test_the_kind_of_what_each_rank_has_is_the_code_s() -> None:
+    assert f"`{KIND}`: its key `rank3`" in FORMAT
 
 
 def test_every_link_leads_somewhere() -> None:
