@@ -371,7 +371,7 @@ def on_rank_fail(rank: int, path: Path) -> list[Any]:
 
 def test_no_object_is_given_anything_when_a_rank_fails(four_ranks: Ranks, tmp_path: Path) -> None:
     for save, misfit, refused, damaged, received in four_ranks.run(on_rank_fail, tmp_path):
-        assert "rank 2: RuntimeError: the key is lost" in save
+        assert "rank 2: RuntimeError: the key is lost\n      app: its state_dict() failed" in save
         assert "w: shape (3,) in the checkpoint, (4,) wanted" in misfit
         assert "rank 2: KeyError: 'n'\n      app: its load_state_dict() failed" in refused
         assert "w: [0, 3)" in damaged

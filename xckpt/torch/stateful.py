@@ -102,7 +102,11 @@ def open_object(node: object, name: str) -> DictState | None:
             f"does not know its place: give get_optimizer_state_dict(model, optimizer) of "
             f"torch.distributed.checkpoint.state_dict, or shard by fully_shard (FSDP2)"
         )
-    tree = owner.state_dict()
+    try:
+        tree = owner.state_dict()
+    except Exception as error:
+        error.add_note(f"{name or 'the root'}: its state_dict() failed.")
+        raise
     if not isinstance(tree, Mapping):
         raise UnsupportedLeafError(
             f"{name or 'the root'}: state_dict() of this {type(node).__name__} gives "
