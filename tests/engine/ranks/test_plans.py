@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from random import Random
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -258,7 +259,7 @@ def test_a_group_keeps_few_plans():
 
 def test_a_leaf_table_comes_from_one_rank_of_those_that_have_it():
     """Ranks 1 and 2 have a table that the coordinator lacks: one of them sends it."""
-    names = [f"layer{n}/{'x' * 50}" for n in range(40)]
+    names = [f"layer{n}/{Random(n).randbytes(60).hex()}" for n in range(40)]  # hard to compress
     both = Boxes.whole((2,))
     shards = [Boxes.of([((n,), (1,))]) for n in range(2)]
     alike = {

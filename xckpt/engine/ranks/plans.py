@@ -30,7 +30,7 @@ import msgspec
 
 from xckpt.core.metadata import BytesStorageMetadata, JSONValue, Metadata
 from xckpt.core.plan.alone.known import KnownPlans
-from xckpt.core.plan.items import SavePlan
+from xckpt.core.plan.items import SavePlan, WriteItems
 from xckpt.core.storage import BriefData, StorageWriter
 from xckpt.engine.ranks.group import Group, KeptPlans, OwnPlan
 from xckpt.engine.ranks.wire import SavePlanCodec
@@ -162,7 +162,7 @@ class _Exchange:
         self._kept, self._keeps = kept or KeptPlans(), kept is not None
         self._codec = SavePlanCodec()
         self._local: SavePlan | None = None
-        self._plan = self._table = self._digest = b""
+        self._plan = self._digest = b""
         self._known = b""
         """A digest of what this rank knows of all plans; empty if it sends its own plan."""
         self._offers: list[_Offer] = []
@@ -182,8 +182,7 @@ class _Exchange:
                 case Ask.PLANS:
                     offer = self._plan_offer
                 case Ask.TABLES:
-                    table = self._table if self._group.rank in answer.ranks else b""
-                    offer = partial(_encode, _Offer(table=table))
+                    offer = partial(self._table_offer, self._group.rank in answer.ranks)
         raise PlanError("the ranks' plans did not come; nothing was written")
 
     def _first_offer(self) -> bytes:
@@ -201,8 +200,8 @@ class _Exchange:
 
     def _digest_of(self, plan: SavePlan, known: KnownPlans) -> bytes:
         """A digest of all that the shares depend on."""
-        table = self._codec.table_of(plan)
-        return _digest(self._planning.key or b"", _digest(table), *known.facts())
+        table = self._codec.name_of(WriteItems.of(plan.items).table)
+        return _digest(self._planning.key or b"", table, *known.facts())
 
     def _plan_alone(self, known: KnownPlans, digest: bytes) -> bool:
         """Plan this rank's share and keep it, if what it knows is enough for that."""
@@ -215,7 +214,6 @@ class _Exchange:
 
     def _encode_plan(self, plan: SavePlan) -> None:
         self._plan = self._codec.encode(plan)
-        self._table = self._codec.table_of(plan)
         self._digest = _digest(self._planning.key or b"", self._plan)
 
     def _plan_offer(self) -> bytes:
@@ -225,6 +223,11 @@ class _Exchange:
         if not self._plan and self._local is not None:
             self._encode_plan(self._local)
         return _encode(_Offer(plan=self._plan))
+
+    def _table_offer(self, asked: bool) -> bytes:
+        """This rank's leaf table, if it was asked for it."""
+        assert self._local is not None
+        return _encode(_Offer(table=self._codec.table_of(self._local) if asked else b""))
 
     def _received(self, answer: _Answer) -> SavePlan:
         """The share that an answer gives; it is kept for the next save."""

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable
 from functools import partial
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Block, Boxes
 from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.storage import BriefData, CanBeBrief, sendable
+from xckpt.engine.steps import BARE
 
 
 class _SavePlan(msgspec.Struct, array_like=True):
@@ -81,7 +83,7 @@ class SavePlanCodec:
         ]
         is_brief = isinstance(plan.storage_data, CanBeBrief)
         wire = _SavePlan(
-            self._name_of(items.table),
+            self.name_of(items.table),
             self._raw(items.kinds, partial(narrow, items.kinds)),
             blocks,
             self._brief(plan, items.table) if is_brief else self._raw(plan.storage_data),
@@ -105,7 +107,7 @@ class SavePlanCodec:
             storage_data = BriefData(storage_data, items.table)
         return SavePlan(items, storage_data, wire.planner_data, wire.containers)
 
-    def _name_of(self, table: LeafTable) -> bytes:
+    def name_of(self, table: LeafTable) -> bytes:
         """A table's digest, made once; from now on the digest stands for the table."""
         if id(table) not in self._names:
             name = _name(bytes(self._raw(table)))
@@ -114,8 +116,9 @@ class SavePlanCodec:
         return self._names[id(table)][1]
 
     def table_of(self, plan: SavePlan) -> bytes:
-        """The leaf table of a plan, for a rank that may not know it."""
-        return bytes(self._raw(WriteItems.of(plan.items).table))
+        """The leaf table of a plan, compressed, for a rank that may not know it."""
+        table = bytes(self._raw(WriteItems.of(plan.items).table))
+        return zlib.compress(table, level=1, wbits=BARE)
 
     def table_name(self, data: bytes) -> bytes:
         """The digest of the leaf table that an encoded plan refers to."""
@@ -123,9 +126,10 @@ class SavePlanCodec:
 
     def learn(self, table: bytes) -> None:
         """Remember a leaf table that was received."""
-        name = _name(table)
+        content = zlib.decompress(table, wbits=BARE)
+        name = _name(content)
         if name not in self.tables:
-            self.tables[name] = tuple(map(self._row, map(bytes, _decode_table(table))))
+            self.tables[name] = tuple(map(self._row, map(bytes, _decode_table(content))))
 
     def _row(self, text: bytes) -> LeafRow:
         """A row of a table; equal rows are one object."""

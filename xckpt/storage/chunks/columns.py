@@ -57,13 +57,8 @@ prepare_structs(BriefOrders)
 
 def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
     """Orders for a rank that knows the table of its leaves; other leaves are left out."""
-    whole: dict[str, ZarrArray] = {}
-    others: list[ZarrArray] = []
-    for array in orders.arrays:
-        if array.piece_of is None:
-            whole[array.leaf] = array
-        else:
-            others.append(array)
+    whole, others = _parted(orders)
+    others = [*others]
     grids: dict[_Grid, int] = {}
     grid_of = np.full(len(table), -1, np.int32)
     listed: list[ZarrArray] = []
@@ -90,6 +85,18 @@ def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
         _base_of(orders, [*listed, *others]),
         orders.pack_bytes,
     )
+
+
+def _parted(orders: WriteOrders) -> tuple[dict[str, ZarrArray], list[ZarrArray]]:
+    """The arrays that are all of a leaf, by its name, and the others.
+
+    They are kept beside the orders, which are made brief for each leaf table of a save.
+    """
+    kept = vars(orders)
+    if "parted" not in kept:
+        whole = {array.leaf: array for array in orders.arrays if array.piece_of is None}
+        kept["parted"] = whole, [each for each in orders.arrays if each.piece_of is not None]
+    return kept["parted"]
 
 
 def own_orders(

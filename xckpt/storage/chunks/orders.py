@@ -52,7 +52,7 @@ class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
     """Its file of digests in a bucket, if that is so short that ranks need not read it, too."""
 
 
-class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
+class WriteOrders(msgspec.Struct, array_like=True, frozen=True, dict=True):
     """What the coordinator sends to a rank: where to write, and the arrays of its leaves."""
 
     location: Location
