@@ -24,7 +24,7 @@ from tests.support.time_limit import ALLOWANCE
 from xckpt.convert import Mapping
 from xckpt.core.manifest.codec import parse
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.carry import manifest_in
+from xckpt.storage.chunks.file_checks import manifest_in
 from xckpt.storage.commit.conditional import is_written
 from xckpt.storage.location import Location
 

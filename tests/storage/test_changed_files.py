@@ -16,8 +16,7 @@ import xckpt
 from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
 from xckpt.core.manifest.packs import PLACES
 from xckpt.storage.chunks import digests
-from xckpt.storage.chunks.file_checks import file_content
-from xckpt.storage.commit.carry import manifest_in
+from xckpt.storage.chunks.file_checks import file_content, manifest_in
 from xckpt.storage.foreign import zarr_limits
 
 

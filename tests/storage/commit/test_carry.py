@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import pytest
 import xckpt
 from tests.storage.commit.test_staging import Stopping, keys, names, save_with, step_at
 from xckpt.core.commit import Step
-from xckpt.core.manifest.own_keys import OwnKeys
+from xckpt.core.manifest.own_keys import BY_SHAPE
 from xckpt.storage.commit import carry as carry_module
 from xckpt.storage.commit import staging as staging_module
+from xckpt.storage.commit.carry import Seen
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
 from xckpt.storage.commit.staging import StagedCheckpoint, StagedFolder, begin
@@ -217,7 +219,7 @@ def test_a_name_that_is_taken_while_it_saves(tmp_path: Path) -> None:
 
 
 def appear_after_carrying(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    def carry(old: Path, new: Path, seen: OwnKeys) -> None:
+    def carry(old: Path, new: Path, seen: Seen | None) -> None:
         carry_module.carry(old, new, seen)
         (old / name).unlink(missing_ok=True)
         (old / name).write_text(text)
@@ -269,7 +271,7 @@ def test_what_it_overwrites_is_being_deleted(
         if ended:
             hidden[0].sweep(Pace())
 
-    def carry(old: Path, new: Path, seen: OwnKeys) -> None:
+    def carry(old: Path, new: Path, seen: Seen | None) -> None:
         if when == "before it carries":
             delete()
         carry_module.carry(old, new, seen)
@@ -282,6 +284,66 @@ def test_what_it_overwrites_is_being_deleted(
     assert step_at(path) == new["step"] and xckpt.open(path).verify() == []
     check_files(path, files)
     assert names(tmp_path) == ["ckpt"]
+
+
+@pytest.mark.parametrize("when", ["before it carries", "in between"])
+def test_another_writers_checkpoint_that_is_being_deleted_has_no_files_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It came after this save had begun, and the shapes of its keys tell them."""
+    path, hidden = tmp_path / "ckpt", list[Hidden]()
+    xckpt.save(path, NEW, options=PLAIN)
+    files = put_files(path)
+    own_keys_in = carry_module.own_keys_in
+
+    def replace_and_delete(*given: Any) -> Any:
+        found = own_keys_in(*given)
+        if not hidden and len(given) == 2:
+            with monkeypatch.context() as patch:
+                patch.setattr(carry_module, "own_keys_in", own_keys_in)
+                patch.setattr(staging_module, "carry", carry_module.carry)
+                xckpt.save(path, OLD, overwrite=True, options=PLAIN)
+            hidden.append(hide_checkpoint(Location.parse(path)))
+        return found
+
+    def carry(old: Path, new: Path, seen: Seen | None) -> None:
+        if when == "in between":
+            monkeypatch.setattr(carry_module, "own_keys_in", replace_and_delete)
+        else:
+            replace_and_delete(path, BY_SHAPE)
+        carry_module.carry(old, new, seen)
+
+    monkeypatch.setattr(staging_module, "carry", carry)
+    xckpt.save(path, NEW, overwrite=True, options=PLAIN)
+    hidden[0].sweep(Pace())
+    assert step_at(path) == 2 and names(tmp_path) == ["ckpt"]
+    assert {name: (path / name).read_text() for name in files} == files
+    assert not (path / "m/b/zarr.json").exists() and not (path / "m/b/c").exists()
+
+
+def test_what_a_deletion_takes_meanwhile_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zarr.json that was listed and is gone belonged to the checkpoint."""
+    path, hidden = tmp_path / "ckpt", list[Hidden]()
+    xckpt.save(path, {"w": np.arange(10)}, options=PLAIN)
+    names_below, take_name = carry_module.names_below, staging_module.take_name
+
+    def listed(folder: Path) -> list[str]:
+        found = names_below(folder)
+        (folder / "w" / "zarr.json").unlink()
+        monkeypatch.setattr(carry_module, "names_below", names_below)
+        return found
+
+    def deleted(step: Step, staged: Path, target: Path) -> None:
+        hidden.append(hide_checkpoint(Location.parse(target)))
+        take_name(step, staged, target)
+        monkeypatch.setattr(carry_module, "names_below", listed)
+
+    monkeypatch.setattr(staging_module, "take_name", deleted)
+    xckpt.save(path, {"w": np.arange(5)}, overwrite=True, options=PLAIN)
+    hidden[0].sweep(Pace())
+    assert xckpt.load(path)["w"].size == 5 and names(tmp_path) == ["ckpt"]
 
 
 def die(staged: StagedCheckpoint) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -18,12 +19,14 @@ import pytest
 
 import xckpt
 from tests.support.stored import DOCUMENT
+from xckpt.core.manifest.own_keys import CLAIM
 from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import leftovers as leftovers_module
 from xckpt.storage.commit import staging as staging_module
-from xckpt.storage.commit.file_system import Lock, is_local
+from xckpt.storage.commit.file_system import Lock, delete_entries, is_local, opened_folder
 from xckpt.storage.commit.folder import ClaimText, claim, journal_of, new_identity, process_identity
 from xckpt.storage.commit.leftovers import OwnerState, owner_state
+from xckpt.storage.commit.remove import hide_checkpoint
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location, open_store
 
@@ -245,6 +248,37 @@ def test_steps_in_a_root_that_is_a_checkpoint_itself(tmp_path: Path) -> None:
     [left] = xckpt.gc(tmp_path, older_than=0)
     assert left.path == str(generation) and left.removed and not generation.exists()
     assert all(not xckpt.open(path).verify() for path in (tmp_path, tmp_path / "8"))
+
+
+def test_a_killed_deletion_costs_the_user_no_empty_folder(tmp_path: Path) -> None:
+    """After each file that it deletes; what is left of the checkpoint goes."""
+    state = {"m": {"a": np.ones(3), "b": np.zeros((2, 2))}}
+    for killed in itertools.count():
+        step = tmp_path / f"step-{killed:08}"
+        xckpt.save(step, state, options=xckpt.SaveOptions(pack_bytes=0))
+        for name in ("logs", "m/notes", "a/1/0"):
+            (step / name).mkdir(parents=True)
+        hidden = hide_checkpoint(Location.parse(step))
+        keys = [each for each in hidden.keys if not (step / each).is_dir()]
+        with opened_folder(step) as opened:
+            delete_entries(hidden.keys[: hidden.keys.index(keys[killed]) + 1], opened)
+        (step / CLAIM).write_bytes(msgspec.json.encode(ClaimText("elsewhere", 1)))
+        assert [left.removed for left in xckpt.gc(tmp_path, older_than=0)] == [True]
+        left = {str(each.relative_to(step)) for each in step.rglob("*")}
+        assert left - {"m", "m/a", "m/b"} == {"logs", "m/notes", "a", "a/1", "a/1/0"}
+        if killed + 1 == len(keys):
+            break
+
+
+def test_folders_a_thousand_deep(tmp_path: Path) -> None:
+    at = tmp_path
+    for _ in range(1010):
+        at = at / "d"
+        at.mkdir()
+    assert xckpt.gc(tmp_path) == []
+    while at != tmp_path:
+        at.rmdir()
+        at = at.parent
 
 
 def test_an_empty_folder_of_another_name_beside_steps(tmp_path: Path) -> None:

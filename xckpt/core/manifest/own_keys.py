@@ -18,7 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
+
+import msgspec
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Shape
@@ -70,8 +72,9 @@ _DOCUMENT: Final = re.compile(
 DOCUMENT_BYTES: Final = 1 << 16
 """Of a zarr.json, as many as tell whose it is."""
 
-Documents: TypeAlias = Callable[[Sequence[str]], Iterable[bytes]]
-"""Reads the zarr.json at some keys, or their first `DOCUMENT_BYTES`; empty where it cannot."""
+Documents: TypeAlias = Callable[[Sequence[str]], Iterable[bytes | None]]
+"""Reads the zarr.json at some keys, or their first `DOCUMENT_BYTES`; empty where it cannot; None
+of a file that is gone: a deletion takes only xckpt's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,11 @@ class OwnKeys:
             return self
         documents = [key for key in keys if read and posixpath.basename(key) == _ZARR]
         found = zip(documents, read(documents) if read else (), strict=True)
-        others = {posixpath.dirname(key) for key, text in found if not is_own_document(text)}
+        others = {
+            posixpath.dirname(key)
+            for key, text in found
+            if text is not None and not is_own_document(text)
+        }
         return replace(self, inner=_places_in(keys), others=frozenset(others))
 
     def owns(self, key: str) -> bool:
@@ -259,6 +266,21 @@ def is_own_document(text: bytes) -> bool:
         False
     """
     return _DOCUMENT.match(text) is not None
+
+
+def is_manifest(text: bytes) -> bool:
+    """Whether a file of a manifest's name may be one, if only a damaged or a newer one.
+
+    Example:
+        >>> is_manifest(b'{"my": "settings"}'), is_manifest(b'{"digest": "0", "check')
+        (False, True)
+    """
+    try:
+        found: object = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return True
+    fields = cast(dict[str, object], found) if isinstance(found, dict) else {}
+    return fields.get("format") == "xckpt" or not {"digest", "checkpoint"}.isdisjoint(fields)
 
 
 def own_among(

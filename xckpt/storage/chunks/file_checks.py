@@ -19,7 +19,9 @@ import tensorstore as ts
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES, index_bytes
-from xckpt.core.manifest.own_keys import DOCUMENT_BYTES, Documents
+from xckpt.core.manifest.codec import MAX_BYTES
+from xckpt.core.manifest.own_keys import DOCUMENT_BYTES, MANIFEST, Documents
+from xckpt.errors import ManifestError
 from xckpt.storage.location import Location, Reading, answer, answer_within, open_store
 from xckpt.storage.refusals import is_permission, refusal
 
@@ -64,12 +66,25 @@ def stored_content(
 def documents_in(folder: Path) -> Documents:
     """Reads the zarr.json files of a folder."""
 
-    def read(key: str) -> bytes:
+    def read(key: str) -> bytes | None:
         with contextlib.suppress(OSError):
-            return file_content(f"{folder}/{key}", DOCUMENT_BYTES) or b""
+            return file_content(f"{folder}/{key}", DOCUMENT_BYTES)
         return b""
 
     return lambda keys: map(read, keys)
+
+
+def manifest_in(folder: Path) -> bytes | None:
+    """A manifest's bytes; None where nothing is, empty where it cannot be one: a device, 1 TiB."""
+    try:
+        return file_content(f"{folder}/{MANIFEST}", MAX_BYTES, _refuse_manifest)
+    except ManifestError:
+        return b""
+
+
+def _refuse_manifest(status: os.stat_result) -> None:
+    if problem := status_problem(status, MAX_BYTES):
+        raise ManifestError(problem)
 
 
 def file_content(

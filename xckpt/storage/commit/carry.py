@@ -15,7 +15,8 @@ the user's: a config.json, a tokenizer. The new folder takes the old one's place
 4. A save killed in between leaves the old folder behind. `rescue` does 3 for the next save.
 
 A deletion of the old checkpoint may have begun meanwhile: its manifest is gone, and there is the
-claim of the deletion. Then what the save has seen of the manifest says what is the user's.
+claim of the deletion. Then what the save has seen of the manifest says what is the user's; of
+another writer's checkpoint, which took its place, the shape of keys does.
 """
 
 from __future__ import annotations
@@ -32,25 +33,38 @@ import warnings
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-import msgspec
-
-from xckpt.core.manifest.codec import MAX_BYTES, parse
+from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest
-from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.core.manifest.own_keys import (
+    BY_SHAPE,
+    CLAIM,
+    GENERATIONS,
+    MANIFEST,
+    OwnKeys,
+    is_manifest,
+)
 from xckpt.core.text.printable import in_few
 from xckpt.core.text.shown import readable_bytes
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.file_checks import documents_in, file_content, status_problem
+from xckpt.storage.chunks.file_checks import documents_in, manifest_in
+from xckpt.storage.commit.file_system import is_at, opened_folder
 from xckpt.storage.commit.folder import remove_tree, sync_folder, unlisted
 
 logger: Final = logging.getLogger("xckpt")
 
 _TRIAL = ".carried"
 """Folder in the staging folder, for trial links."""
+
+
+class Seen(NamedTuple):
+    """The checkpoint that a save is to replace, as it was when the save began."""
+
+    keys: OwnKeys
+    folder: os.stat_result
 
 
 def own_keys(manifest: bytes | None) -> OwnKeys:
@@ -61,22 +75,6 @@ def own_keys(manifest: bytes | None) -> OwnKeys:
         return OwnKeys.of(parse(manifest, digest_bytes))
     except (ManifestError, VersionError):
         return BY_SHAPE
-
-
-def is_manifest(text: bytes) -> bool:
-    """Whether a file of a manifest's name may be one, if only a damaged or a newer one.
-
-    Example:
-        >>> is_manifest(b'{"my": "settings"}'), is_manifest(b'{"digest": "0", "check')
-        (False, True)
-    """
-    try:
-        found = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError):
-        return True
-    if not isinstance(found, dict):
-        return False
-    return found.get("format") == "xckpt" or not {"digest", "checkpoint"}.isdisjoint(found)
 
 
 def check_manifest(text: bytes | None, target: object) -> None:
@@ -112,19 +110,6 @@ def names_below(folder: Path) -> list[str]:
     return [f"{top}/{name}"[start:] for top, *names in walk for name in chain(*names)]
 
 
-def manifest_in(folder: Path) -> bytes | None:
-    """A manifest's bytes; None where nothing is, empty where it cannot be one: a device, 1 TiB."""
-    try:
-        return file_content(f"{folder}/{MANIFEST}", MAX_BYTES, _refuse_manifest)
-    except ManifestError:
-        return b""
-
-
-def _refuse_manifest(status: os.stat_result) -> None:
-    if problem := status_problem(status, MAX_BYTES):
-        raise ManifestError(problem)
-
-
 def foreign_files(folder: Path, own: OwnKeys, at: str = "") -> Iterator[str]:
     """The user's files and empty folders in a checkpoint's folder, below ``at``, as keys; sorted.
 
@@ -150,7 +135,7 @@ def foreign_files(folder: Path, own: OwnKeys, at: str = "") -> Iterator[str]:
             yield from foreign_files(folder, own, key)
 
 
-def can_carry(old: Path, staging: Path, planned: Manifest | None) -> OwnKeys | None:
+def can_carry(old: Path, staging: Path, planned: Manifest | None) -> Seen | None:
     """Whether the user's files in ``old`` can be carried over to a new folder, found out by trying.
 
     Args:
@@ -159,7 +144,7 @@ def can_carry(old: Path, staging: Path, planned: Manifest | None) -> OwnKeys | N
         planned: the new checkpoint, as far as it is known.
 
     Returns:
-        The keys that are not the user's; None if the others cannot be carried over.
+        What is there; None if the user's files cannot be carried over.
 
     Raises:
         CheckpointExistsError: the old manifest is a file of the user's.
@@ -168,6 +153,7 @@ def can_carry(old: Path, staging: Path, planned: Manifest | None) -> OwnKeys | N
     trial = staging / _TRIAL
     own = own_keys_in(old)
     try:
+        seen = Seen(own, os.stat(old))
         files = list(foreign_files(old, own))
         needed = OwnKeys.of(planned or Manifest((), "")) if files else OwnKeys()
         if any(needed.needs(key) for key in files):
@@ -178,16 +164,16 @@ def can_carry(old: Path, staging: Path, planned: Manifest | None) -> OwnKeys | N
         return None
     finally:
         remove_tree(trial)
-    return own
+    return seen
 
 
-def carry(old: Path, new: Path, seen: OwnKeys = BY_SHAPE) -> None:
+def carry(old: Path, new: Path, seen: Seen | None) -> None:
     """Link the user's files from the old folder into the new one, durably.
 
     Args:
         old: the folder that has the name.
         new: the one that will have it.
-        seen: the keys of the checkpoint that was there, in case it is being deleted.
+        seen: the checkpoint that was there, in case it is being deleted.
 
     Raises:
         CheckpointExistsError: the new checkpoint has files of their names.
@@ -195,7 +181,7 @@ def carry(old: Path, new: Path, seen: OwnKeys = BY_SHAPE) -> None:
     """
     clashing: list[str] = []
     synced: set[Path] = set()
-    for key in foreign_files(old, own_keys_in(old, seen)):
+    for key in _users_files(old, seen):
         try:
             synced |= _link(old, new, key)
         except FileNotFoundError:
@@ -211,6 +197,19 @@ def carry(old: Path, new: Path, seen: OwnKeys = BY_SHAPE) -> None:
         shutil.copymode(old, new)
     for folder in sorted(synced, reverse=True):
         sync_folder(folder)
+
+
+def _users_files(folder: Path, seen: Seen | None) -> list[str]:
+    """The user's files in a folder, whose name another writer's folder may take meanwhile."""
+    while True:
+        with opened_folder(folder) as opened:
+            if opened is None:
+                return []
+            is_seen = seen is not None and os.path.samestat(seen.folder, os.fstat(opened))
+            own = own_keys_in(folder, seen.keys if seen is not None and is_seen else BY_SHAPE)
+            found = list(foreign_files(folder, own))
+            if is_at(opened, folder):
+                return found
 
 
 def remove_old(old: Path, new: Path) -> None:

@@ -21,8 +21,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, own_among
 from xckpt.core.run.names import step_number
@@ -30,13 +28,18 @@ from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks.file_checks import documents_in
-from xckpt.storage.commit.carry import manifest_in, names_below, own_keys_in
-from xckpt.storage.commit.file_system import Lock, held_in, is_local, lock
+from xckpt.storage.chunks.file_checks import documents_in, manifest_in
+from xckpt.storage.commit.carry import names_below, own_keys_in
+from xckpt.storage.commit.file_system import (
+    delete_entries,
+    held_in,
+    is_local,
+    lock,
+    opened_folder,
+)
 from xckpt.storage.commit.folder import (
     LEFTOVER,
     ONE_SAVE,
-    ClaimText,
     journals,
     staging_folder,
 )
@@ -44,10 +47,11 @@ from xckpt.storage.commit.leftovers import (
     OwnerState,
     is_checkpoint,
     opened_claim,
+    owner_of_claim,
     owner_of_empty,
     owner_state,
+    owner_without_claim,
     remove_empty,
-    remove_empty_below,
     remove_if_dead,
     remove_unlocked,
     staged_in,
@@ -125,24 +129,26 @@ def find_in_folders(top: Path, unread: list[str]) -> Iterator[Leftover]:
     Raises:
         OSError: the folder cannot be read.
     """
-    with os.scandir(top) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    names = {entry.name for entry in found}
-    if MANIFEST in names or CLAIM in names or GENERATIONS in names:
-        yield from _in_checkpoint(top)
-    yield from beside(top, names, unread)
-    if MANIFEST in names:
-        found = _steps_in_checkpoint(top, found)
-    for entry in found:
-        if not _is_left(top, entry.name) and entry.is_dir(follow_symlinks=False):
-            try:
-                if owner := owner_of_empty(top / entry.name):
-                    yield _measured(top / entry.name, top / entry.name, owner, [top / entry.name])
-                yield from find_in_folders(top / entry.name, unread)
-            except FileNotFoundError:  # deleted meanwhile
-                continue
-            except OSError as error:
-                unread.append(f"{top / entry.name} ({error.strerror})")
+    left = [top]
+    while left:
+        folder = left.pop()
+        try:
+            if folder != top and (owner := owner_of_empty(folder)):
+                yield _measured(folder, folder, owner, [folder])
+            with os.scandir(folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name, reverse=True)
+            names = {entry.name for entry in found}
+            if not names.isdisjoint((MANIFEST, CLAIM, GENERATIONS)):
+                yield from _in_checkpoint(folder)
+            yield from beside(folder, names, unread)
+            steps = _steps_in_checkpoint(folder, found) if MANIFEST in names else found
+            folders = (each for each in steps if each.is_dir(follow_symlinks=False))
+            left += [folder / each.name for each in folders if not _is_left(folder, each.name)]
+        except OSError as error:
+            if folder == top:
+                raise
+            if not isinstance(error, FileNotFoundError):  # deleted meanwhile
+                unread.append(f"{folder} ({error.strerror})")
 
 
 def _steps_in_checkpoint(top: Path, found: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
@@ -168,23 +174,12 @@ def beside(parent: Path, names: Iterable[str], unread: list[str]) -> Iterator[Le
                 if text is not None:
                     owner = owner_state(text, lock(descriptor), local=local)
                 else:
-                    owner = _of_no_claim(paths)
+                    owner = owner_without_claim(paths)
                 yield _measured(staged, target_of(staged, text), owner, paths)
         except FileNotFoundError:  # removed meanwhile
             continue
         except OSError as error:
             unread.append(f"{staged} ({error.strerror})")
-
-
-def _of_no_claim(paths: Iterable[Path]) -> OwnerState:
-    """What is known about a save that died before it had a claim, or whose claim is gone."""
-    for path in paths:
-        if path.suffix != ".new":
-            return OwnerState.UNKNOWN
-        with open(path, "rb") as file:
-            if lock(file.fileno()) is not Lock.TAKEN:
-                return OwnerState.UNKNOWN
-    return OwnerState.DEAD
 
 
 def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
@@ -202,7 +197,9 @@ def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
             yield _measured(entry, folder, owner, [entry])
     if (folder / CLAIM).is_file():
         own = [] if there else _own_files(folder)
-        yield _measured(folder / CLAIM, folder, _of_claim(folder / CLAIM), [folder / CLAIM, *own])
+        yield _measured(
+            folder / CLAIM, folder, owner_of_claim(folder / CLAIM), [folder / CLAIM, *own]
+        )
 
 
 def _generations(folder: Path) -> list[Path]:
@@ -213,15 +210,6 @@ def _generations(folder: Path) -> list[Path]:
             found = sorted(each for each in place.iterdir() if ONE_SAVE.fullmatch(each.name))
             return [each for each in found if each.is_dir() and not each.is_symlink()]
     return []
-
-
-def _of_claim(path: Path) -> OwnerState:
-    """What is known about the owner of a save or deletion in place, which holds no lock."""
-    try:
-        text = msgspec.json.decode(path.read_bytes(), type=ClaimText)
-    except (OSError, msgspec.MsgspecError):
-        return OwnerState.UNKNOWN
-    return owner_state(text, Lock.LACKING, local=is_local(path.parent))
 
 
 def root_of(manifest: bytes) -> str | None:
@@ -238,11 +226,15 @@ def _root_in(folder: Path) -> tuple[str | None, bool]:
     return (None, False) if manifest is None else (root_of(manifest), True)
 
 
-def _own_files(folder: Path) -> list[Path]:
-    """What a save in place has written to a folder, and no file of the user."""
+def _own_keys(folder: Path) -> list[str]:
+    """What a save in place has written to a folder, with its folders, and no file of the user."""
     keys = names_below(folder)
-    found = own_among(keys, [BY_SHAPE], GENERATIONS, CLAIM, MANIFEST, read=documents_in(folder))
-    return [path for path in map(folder.joinpath, found) if path.is_symlink() or not path.is_dir()]
+    return own_among(keys, [BY_SHAPE], GENERATIONS, CLAIM, MANIFEST, read=documents_in(folder))
+
+
+def _own_files(folder: Path) -> list[Path]:
+    paths = map(folder.joinpath, _own_keys(folder))
+    return [path for path in paths if path.is_symlink() or not path.is_dir()]
 
 
 def _measured(place: Path, target: Path, owner: OwnerState, paths: Iterable[Path]) -> Leftover:
@@ -294,10 +286,10 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
     if there and root is None:
         return left  # a newer release has committed just now
     if place.name == CLAIM:
-        for path in [] if there else _own_files(target):
-            path.unlink(missing_ok=True)
-        place.unlink(missing_ok=True)
-        remove_empty_below(target)
+        with opened_folder(target) as opened:
+            own = [] if there else sorted(_own_keys(target), reverse=True)
+            for error in delete_entries([*own, CLAIM], opened).values():
+                raise error
         if step_number(target.name) is not None:
             with contextlib.suppress(OSError):
                 target.rmdir()

@@ -34,9 +34,9 @@ from typing import Final
 
 import msgspec
 
-from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, OwnKeys
+from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.core.run.names import step_name, step_number
-from xckpt.storage.commit.carry import own_keys_in, rescue
+from xckpt.storage.commit.carry import rescue
 from xckpt.storage.commit.file_system import Lock, can_rename, is_local, lock
 from xckpt.storage.commit.folder import (
     LEFTOVER,
@@ -98,6 +98,26 @@ def owner_of_empty(step: Path) -> OwnerState | None:
         return OwnerState.UNKNOWN if _is_beside_steps(step) else None
     is_young = time.time() - step.stat().st_mtime < SETTLED
     return OwnerState.ALIVE if is_young else OwnerState.DEAD
+
+
+def owner_of_claim(path: Path) -> OwnerState:
+    """What is known about the owner of a save or deletion in place, which holds no lock."""
+    try:
+        text = msgspec.json.decode(path.read_bytes(), type=ClaimText)
+    except (OSError, msgspec.MsgspecError):
+        return OwnerState.UNKNOWN
+    return owner_state(text, Lock.LACKING, local=is_local(path.parent))
+
+
+def owner_without_claim(paths: Iterable[Path]) -> OwnerState:
+    """What is known about a save that died before it had a claim, or whose claim is gone."""
+    for path in paths:
+        if path.suffix != ".new":
+            return OwnerState.UNKNOWN
+        with open(path, "rb") as file:
+            if lock(file.fileno()) is not Lock.TAKEN:
+                return OwnerState.UNKNOWN
+    return OwnerState.DEAD
 
 
 def _is_beside_steps(folder: Path) -> bool:
@@ -178,15 +198,6 @@ def remove_empty(step: Path) -> bool:
             (step / LOCK).unlink(missing_ok=True)
             step.rmdir()
     return not step.exists()
-
-
-def remove_empty_below(folder: Path) -> None:
-    """Remove the empty folders below one, but no group of a checkpoint there."""
-    own = own_keys_in(folder) if (folder / MANIFEST).exists() else OwnKeys()
-    for each, _, _ in os.walk(folder, topdown=False):
-        if each != str(folder) and not own.is_group(os.path.relpath(each, folder)):
-            with contextlib.suppress(OSError):
-                os.rmdir(each)
 
 
 @contextlib.contextmanager

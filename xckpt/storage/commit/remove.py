@@ -30,13 +30,12 @@ import tensorstore as ts
 
 from xckpt.core.commit import Step
 from xckpt.core.manifest.codec import MAX_BYTES
-from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
+from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, is_manifest
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.commit import conditional
-from xckpt.storage.commit.carry import is_manifest
 from xckpt.storage.commit.collect import root_of
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
 from xckpt.storage.commit.file_system import check_deletable, delete_entries, opened_folder
@@ -232,8 +231,10 @@ def _hidden(target: Location) -> Hidden:
         generation = seen.stamp.generation
         about = Step.GENERATION, target, target, generation
         staging = KeyStaging(*about, seen.value, listing=listing)
-        # Listed before: keys that others begin to write afterwards must not be touched.
-        keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
+        # Listed before others write more. Files before folders, a zarr.json last: it says whose.
+        keys = sorted(
+            staging.replaced(store), key=lambda k: k.removesuffix("zarr.json"), reverse=True
+        )
         check_deletable(target.folder, [*keys, MANIFEST])
         if listing is not None:
             _check_listed(answer(listing, target), target)

@@ -24,9 +24,9 @@ from typing import ClassVar, TypeAlias
 
 from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_files
 from xckpt.core.manifest.entries import Manifest
-from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
 from xckpt.errors import CheckpointExistsError, PathError, StorageError
-from xckpt.storage.commit.carry import can_carry, carry, remove_last, remove_old, rescue
+from xckpt.storage.commit.carry import Seen, can_carry, carry, remove_last, remove_old, rescue
 from xckpt.storage.commit.file_system import (
     TAKEN,
     can_exchange,
@@ -160,8 +160,8 @@ class StagedCheckpoint(StagedFolder):
     """`location` relative to the manifest."""
     exchanging: bool = field(default=False, init=False)
     """Whether the two folders may have been exchanged."""
-    seen: OwnKeys = field(default=BY_SHAPE, init=False)
-    """The keys of the checkpoint that is to be replaced."""
+    seen: Seen | None = field(default=None, init=False)
+    """The checkpoint that is to be replaced."""
     opened: int = field(default=-1, init=False)
     """A descriptor of the staging folder, which identifies it even if another took its place."""
 
@@ -325,9 +325,8 @@ def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:
     """Whether the staging folder can replace the old one without a loss."""
     if not can_exchange(staged.staging):
         return False
-    seen = can_carry(staged.target, staged.staging, planned)
-    staged.seen = seen or BY_SHAPE
-    return seen is not None
+    staged.seen = can_carry(staged.target, staged.staging, planned)
+    return staged.seen is not None
 
 
 def _find_folder(folder: Path) -> Found:
