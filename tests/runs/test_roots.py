@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import xckpt
+from xckpt.api.run.saves import Rules
 from xckpt.cli.commands import commands
 from xckpt.policies import EverySteps, Latest, OnSteps, Temporary
 from xckpt.storage.location import Location, open_store
@@ -72,6 +73,30 @@ def test_steps_go_to_one_of_two_roots(tmp_path: Path, second: str) -> None:
     latest = again.latest()
     assert latest is not None and (latest.number, latest.temporary) == (10, False)
     assert numbers(again.steps()) == [8, 10]
+
+
+def test_a_step_that_is_done_again_is_one_step(tmp_path: Path, second: str) -> None:
+    """Of a run that went back, no older content counts in the place of the newer one."""
+    with two_roots(tmp_path, second) as checkpoints:
+        train(checkpoints, range(6))
+    with two_roots(tmp_path, second) as checkpoints:
+        checkpoints.restore(step=3)
+        checkpoints._saves.rules = [
+            Rules((OnSteps([5]),), (Latest(1),)),
+            checkpoints._saves.rules[1],
+        ]
+        for step in (4, 5):  # 4 was kept, and 5 temporary
+            assert checkpoints.save(step, {"step": -step})
+        checkpoints.wait()
+        assert [(r.number, r.temporary) for r in checkpoints.steps()] == [(3, True), (5, False)]
+        for step in (6, 7):
+            assert checkpoints.save(step, state_of(step))
+    assert [(r.number, r.temporary) for r in two_roots(tmp_path, second).steps()] == [
+        (5, False),
+        (6, True),
+        (7, True),
+    ]
+    assert two_roots(tmp_path, second).restore(step=5) == {"step": -5}
 
 
 def test_a_damaged_step_falls_back_to_the_other_root(tmp_path: Path) -> None:

@@ -109,23 +109,19 @@ class RunFolder:
     @property
     def records(self) -> list[StepRecord]:
         """The good steps, by number, as of the last look and the saves since."""
-        found = {record.number: record for record in self._good}
-        return list(found.values())
+        return list({record.number: record for record in self._good}.values())
 
     def find(self, number: int) -> list[StepRecord]:
         """The steps of a number, sound or not; the one that counts last."""
         return [record for record in self.all if record.number == number]
 
-    def replaced(self, number: int, *, temporary: bool) -> str | None:
-        """Folder name of what a save would replace; only the coordinator knows what is deleted."""
-        found = [r.name for r in self.find(number) if self._is_own(r, temporary)]
-        name = next(reversed(found), None)
+    def replaced(self, number: int, *, temporary: bool) -> tuple[str | None, bool]:
+        """Folder name of what a save replaces, and whether temporary; on the coordinator."""
+        own = [each for each in self.find(number) if each.format == "xckpt" and not each.linked]
+        temporary = temporary and all(each.temporary for each in own)  # what is kept counts
+        name = next((each.name for each in reversed(own) if each.temporary == temporary), None)
         self.roots[temporary].remover.finish(name or step_name(number))
-        return name
-
-    def _is_own(self, record: StepRecord, temporary: bool) -> bool:
-        own = record.format == "xckpt" and not record.linked
-        return own and record.temporary == temporary
+        return name, temporary
 
     def _listing(self) -> bytes:
         from xckpt.storage.run_steps import Steps
@@ -165,6 +161,8 @@ class RunFolder:
             own = [each for each in self._good if self.root_of(each) is root]
             one_each = {each.number: each for each in own}  # policies see each number once
             numbers = {each.number for each in deletable(list(one_each.values()), rules)}
+            if root.temporary and not last.temporary:
+                numbers.add(last.number)  # an older one, which would count again some day
             for record in own:
                 if record.number in numbers and record.managed and key_of(record) not in stays:
                     self.remove(record)

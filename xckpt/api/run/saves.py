@@ -149,8 +149,8 @@ class RunSaves:
         for rules in () if due else self.rules[1:]:
             moment = replace(moment, last=going or self.last)
             due = temporary = is_due(moment, rules.save)
-        replaced = self.folder.replaced(step, temporary=temporary) if due else None
-        return Decision(due, now, ended, preempted, replaced, temporary)
+        name, temporary = self.folder.replaced(step, temporary=temporary) if due else (None, False)
+        return Decision(due, now, ended, preempted, name, temporary)
 
     def begin(
         self,

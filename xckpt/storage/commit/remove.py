@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import methodcaller
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -50,6 +51,7 @@ UNPACED: Final = conditional.AT_ONCE
 """Keys of a bucket that are deleted at a time, where nothing says how fast."""
 DELAYS: Final = (0.5, 2.0, 8.0)
 """Seconds before each further try of what could not be deleted."""
+_ZARR_LAST: Final = methodcaller("removesuffix", "zarr.json")
 
 
 class Pace:
@@ -232,9 +234,7 @@ def _hidden(target: Location) -> Hidden:
         about = Step.GENERATION, target, target, generation
         staging = KeyStaging(*about, seen.value, listing=listing)
         # Listed before others write more. Files before folders, a zarr.json last: it says whose.
-        keys = sorted(
-            staging.replaced(store), key=lambda k: k.removesuffix("zarr.json"), reverse=True
-        )
+        keys = sorted(staging.replaced(store), key=_ZARR_LAST, reverse=True)
         check_deletable(target.folder, [*keys, MANIFEST])
         if listing is not None:
             _check_listed(answer(listing, target), target)
