@@ -116,20 +116,28 @@ def test_an_ordinary_save_clears_the_remains_away(source: Path, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
-def test_two_conversions_to_one_path_are_not_mixed(source: Path, tmp_path: Path) -> None:
-    refused: list[str] = []
+@pytest.mark.parametrize("name", ["target", "target.safetensors"])
+def test_two_conversions_to_one_path_are_not_mixed(
+    source: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is the second told that it starts over, or may go on with what the first writes."""
+    refused: list[BaseException] = []
+    other: dict[str, Any] = {"dtype": "float16", "mapping": MAPPING, "options": OPTIONS}
 
     def tell(progress: xckpt.Progress) -> None:
         with pytest.raises(
             CheckpointExistsError, match="another process is writing here"
         ) as caught:
-            convert(source, tmp_path / "target", mapping=MAPPING, options=OPTIONS)
-        refused.append(str(caught.value))
+            convert(source, tmp_path / name, **other)
+        refused.append(caught.value)
 
     options = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, progress=tell)
-    convert(source, tmp_path / "target", mapping=MAPPING, options=options)
-    assert refused
-    same(xckpt.load(tmp_path / "target"), flax_like(torch_like()))
+    convert(source, tmp_path / name, mapping=MAPPING, options=options)
+    assert refused and not caplog.records
+    assert not any(hasattr(error, "__notes__") for error in refused)
+    whole = xckpt.load(tmp_path / name)["layers" if name == "target" else "layers.up.kernel"]
+    whole = whole["up"]["kernel"] if name == "target" else whole
+    same(whole, flax_like(torch_like())["layers"]["up"]["kernel"])
 
 
 def test_a_failure_keeps_what_was_written(source: Path, tmp_path: Path) -> None:

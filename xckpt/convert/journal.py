@@ -82,17 +82,24 @@ def noted_units(staged: Path, digest: bytes) -> dict[int, bytes]:
     return reports
 
 
-def warn_of_others(staged: Path, digest: bytes, place: object) -> None:
-    """Log a warning if the conversion cannot resume what an earlier one has written.
+def others_noted(staged: Path, digest: bytes) -> bool:
+    """Whether other conversions have noted units that they wrote.
 
     Args:
         staged: the staging folder.
         digest: that of the conversion that begins.
-        place: where it writes to.
     """
     found = journals(staged) if staged.parent.is_dir() else []
-    if {known for path in found if (known := read_journal(path)[0])} - {digest}:
-        logger.warning(STARTS_OVER, printable(str(place)))
+    return bool({known for path in found if (known := read_journal(path)[0])} - {digest})
+
+
+def warn_of_others(place: object) -> None:
+    """Log a warning that a conversion cannot resume what an earlier one has written.
+
+    Args:
+        place: where it writes to.
+    """
+    logger.warning(STARTS_OVER, printable(str(place)))
 
 
 class Journal:

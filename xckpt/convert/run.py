@@ -36,7 +36,7 @@ from xckpt.engine.ranks.group import Group, LocalGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch
 from xckpt.engine.save import save_state
 from xckpt.engine.steps import all_reduce
-from xckpt.errors import StorageError
+from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents
 from xckpt.formats.source import Opaque, metadata_texts, user_of
@@ -199,7 +199,7 @@ def _noting_leftovers(dst: Path) -> Iterator[None]:
             from xckpt.storage.commit.collect import kept_for_later
 
             stays = kept_for_later(dst, IDENTITY)
-        if stays:
+        if stays and not isinstance(error, CheckpointExistsError):  # then it is another's
             raised.add_note(stays)
         if raised is not error:
             raise raised from error

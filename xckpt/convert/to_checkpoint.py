@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.journal import noted_units, warn_of_others
+from xckpt.convert.journal import noted_units, others_noted, warn_of_others
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.manifest.entries import Manifest
@@ -144,7 +144,8 @@ class ConvertingWriter(ZarrStorageWriter):
             if staging.resumed and noted_units(staging.staging, self._digest):
                 staging.tidy()
             elif staging.resumed:
-                warn_of_others(staging.staging, self._digest, self.target)
+                if others_noted(staging.staging, self._digest):
+                    warn_of_others(self.target)
                 staging.clear()
         return where
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.journal import noted_units, warn_of_others
+from xckpt.convert.journal import noted_units, others_noted, warn_of_others
 from xckpt.convert.to_checkpoint import IDENTITY
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import Chunks, WorkUnit
@@ -154,8 +154,10 @@ class SinkWriter:
     def _begin(self, hosts: list[bytes]) -> bytes:
         """Prepare the output, or resume an earlier one; how many ranks a host has, at most."""
         with self._step("plan"):
-            warn_of_others(self._staged, self._digest, self.target.path)
+            starts_over = others_noted(self._staged, self._digest)
             self._sink = self.target.open(identity=IDENTITY)
+            if starts_over:
+                warn_of_others(self.target.path)
         self._coordinates = True
         return b"%d" % max(Counter(hosts).values())
 
