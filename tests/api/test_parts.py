@@ -184,6 +184,7 @@ def test_numpy_by_name_is_the_default(tmp_path: Path) -> None:
         ({"framework": "numpy", "device": "cuda"}, ValueError, "live in host memory"),
         ({"framework": "torch", "device": 1.5}, TypeError, "device= takes a torch.device"),
         ({"framework": "jax", "device": 1.5}, TypeError, "device= takes a jax.Device"),
+        ({"framework": "jax", "device": torch.device("cpu")}, TypeError, "not a torch.device"),
         ({"framework": "jax", "device": "cpu:99"}, ValueError, "such devices here"),
         ({"framework": "jax", "device": "cpu:-99"}, ValueError, "such devices here"),
         ({"framework": "jax", "device": "tpu"}, ValueError, "JAX has no such device here"),

@@ -44,6 +44,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_leaf_that_is_the_whole_tree_and_a_tree_without_leaves() -> None:
+    """The name was left out, and of no leaves a line was printed."""
+    xckpt.save("memory://ls-root", 7)
+    assert run("ls", "memory://ls-root").stdout == "(the root)  int\n"
+    assert "\n(the root)  int    7\n" in run("info", "memory://ls-root").stdout
+    xckpt.save("memory://ls-none", {})
+    assert run("ls", "memory://ls-none").stdout == ""
+
+
 def names(result: Result) -> list[str]:
     assert result.exit_code == 0, result.stderr
     return [line.split()[0] for line in result.stdout.splitlines()]

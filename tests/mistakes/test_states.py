@@ -43,6 +43,16 @@ class Config:
     rate: float = 0.1
 
 
+@dataclasses.dataclass
+class Network:
+    """As a module of Flax's Linen."""
+
+    width: int = 3
+
+    def init(self, key: object) -> None: ...
+    def apply(self, params: object) -> None: ...
+
+
 def said(kind: type[BaseException], call: Callable[[], object]) -> str:
     with pytest.raises(kind) as caught:
         call()
@@ -86,6 +96,12 @@ OTHER = "remove it, convert it"
             f"{__name__}.Config",
             "save dataclasses.asdict(...), a dict, remove it",
             id="a dataclass",
+        ),
+        pytest.param(
+            Network(),
+            f"{__name__}.Network",
+            "save the parameters that its init() makes, remove it",
+            id="a module of Flax",
         ),
         pytest.param(
             deque([1]), "collections.deque", "save list(...) of it, remove it", id="a deque"

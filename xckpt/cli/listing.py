@@ -42,6 +42,9 @@ class Row(NamedTuple):
     """Whether its bytes are stored beside the manifest."""
 
 
+ROOT: Final = "(the root)"
+"""What stands for the name of a leaf that is the whole tree."""
+
 ORDERS: Final[dict[str, Callable[[Row], tuple[object, ...]]]] = {
     "name": lambda row: (row.name,),
     "size": lambda row: (-row.bytes, row.name),
@@ -94,6 +97,8 @@ def ls(
 
 def _print_rows(rows: Sequence[Row]) -> None:
     """Print a line for each leaf: a table on a terminal, else plain columns."""
+    if not rows:
+        return
     if sys.stdout.isatty():
         from xckpt.cli.render.tables import console, leaf_list
 
@@ -159,7 +164,8 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         ['w     int8  [2]  2 B', 'step  int']
     """
     cells = (
-        (printable(row.name), row.dtype, shape_text(row.shape), size_text(row)) for row in rows
+        (printable(row.name or ROOT), row.dtype, shape_text(row.shape), size_text(row))
+        for row in rows
     )
     return columns(cells, right=[3])
 

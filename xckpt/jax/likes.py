@@ -19,7 +19,7 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.leaf import TargetPlace
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.text.arguments import named
+from xckpt.core.text.arguments import named, named_class
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.shardings import Device, current_mesh, default_sharding
 from xckpt.jax.target import KEY_PREFIX
@@ -89,9 +89,7 @@ def _device(device: object) -> Device:
     if isinstance(device, jax.Device):
         return cast(Device, device)
     if not isinstance(device, str):
-        raise TypeError(
-            f"device= takes a jax.Device or its name, not {named(type(device).__name__)}"
-        )
+        raise TypeError(f"device= takes a jax.Device or its name, not {named_class(device)}")
     platform, _, number = device.partition(":")
     try:
         all_of_them, index = jax.devices(platform), int(number or 0)

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Column, Table
 from rich.text import Text
 
-from xckpt.cli.listing import Row, shape_text, size_text
+from xckpt.cli.listing import ROOT, Row, shape_text, size_text
 from xckpt.cli.render.draw import LEAST_WIDTH, draw
 from xckpt.cli.render.shards import draw_shards
 from xckpt.cli.render.tree import TREE_COLUMNS, checkpoint_facts, shortened, tree_cells
@@ -135,7 +135,7 @@ def leaf_list(rows: Iterable[Row]) -> RenderableType:
     """
     table = empty_table("name", "dtype", "shape", "size", right=("size",), header=False)
     for row in rows:
-        table.add_row(escaped(row.name), row.dtype, shape_text(row.shape), size_text(row))
+        table.add_row(escaped(row.name or ROOT), row.dtype, shape_text(row.shape), size_text(row))
     return table
 
 
@@ -147,7 +147,7 @@ def statistics_table(found: Iterable[tuple[StoredArray, Statistics]]) -> Rendera
         numbers = (_number(of.least), _number(of.largest), _number(of.mean))
         counts = (f"{of.nans:,}", f"{of.infinities:,}")
         row = (str(leaf.dtype), f"{of.count:,}", *numbers, *counts)
-        table.add_row(escaped(leaf.name or "(the root)"), *row)
+        table.add_row(escaped(leaf.name or ROOT), *row)
     return table
 
 
@@ -180,7 +180,7 @@ def leaf_table(leaf: LeafReport) -> RenderableType:
         layout    one zarr array, chunks of [2]
         saved as  one whole
     """
-    facts = [("leaf", leaf.name or "(the root)"), ("dtype", leaf.dtype)]
+    facts = [("leaf", leaf.name or ROOT), ("dtype", leaf.dtype)]
     if leaf.shape is not None:
         facts.append(("shape", shape_text(leaf.shape)))
     if leaf.value is not None:

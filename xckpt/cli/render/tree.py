@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from xckpt.cli.listing import shape_text
+from xckpt.cli.listing import ROOT, shape_text
 from xckpt.cli.render.columns import columns
 from xckpt.cli.report import (
     CheckpointReport,
@@ -70,7 +70,7 @@ def tree_cells(row: TreeRow) -> tuple[str, ...]:
         >>> tree_cells(TreeRow(1, "step", "", 0, 0, step))
         ('  step', 'int', '7', '', '', '', '')
     """
-    label = "  " * row.depth + printable(row.label)
+    label = "  " * row.depth + printable(row.label or ROOT)
     leaf = row.leaf
     if leaf is None:
         kind = printable(row.kind.partition(":")[0])
