@@ -97,7 +97,7 @@ class CheckpointManager(RunReading):
         save: SavePolicy | Iterable[SavePolicy] = BY_DEFAULT,
         keep: KeepPolicy | Iterable[KeepPolicy] = KEEP_BY_DEFAULT,
         temporary: Temporary | Path | None = None,
-        delete_rate: float | None = DELETE_RATE,
+        delete_rate: SupportsFloat | None = DELETE_RATE,
         full_every: SupportsIndex | None = FULL_EVERY,
         group: Group | TorchProcesses | None = None,
         timeout: float | None = None,
@@ -274,19 +274,21 @@ def _check_alike(
             compare_ranks(ranks, {CALL: "CheckpointManager"} | arguments)
 
 
-def _rate(rate: float | None) -> float | None:
+def _rate(rate: SupportsFloat | None) -> float | None:
     """Files a second.
 
     Raises:
         TypeError, ValueError: it is not a rate.
     """
-    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
+    if rate is None:
+        return None
+    if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):
         raise TypeError(
             f"delete_rate is a number of files a second, not {named(type(rate).__name__)}"
         )
-    if rate is not None and not rate > 0:
+    if not (found := float(rate)) > 0:
         raise ValueError(f"delete_rate is more than 0 files a second, not {rate}")
-    return rate
+    return found
 
 
 def _count(full_every: SupportsIndex | None) -> int | None:

@@ -301,3 +301,4 @@ def test_arguments_of_the_second_root_that_make_no_sense(tmp_path: Path) -> None
     for rate, error in ((0, ValueError), ("fast", TypeError), (True, TypeError)):
         with pytest.raises(error, match="delete_rate"):
             xckpt.CheckpointManager(tmp_path, delete_rate=rate)  # type: ignore[arg-type]
+    xckpt.CheckpointManager(tmp_path, delete_rate=np.int64(3))

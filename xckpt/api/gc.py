@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, SupportsFloat
 
 from xckpt.api.save import Path, check_path, names_limits
 from xckpt.core.text.arguments import named
@@ -25,7 +25,7 @@ def gc(
     path: Path,
     *,
     dry_run: bool = False,
-    older_than: float | timedelta | None = None,
+    older_than: SupportsFloat | timedelta | None = None,
     options: LoadOptions | None = None,
 ) -> list[Leftover]:
     """List what killed saves and conversions have left behind, and remove what is dead.
@@ -112,15 +112,15 @@ def _check_place(place: Location) -> None:
         )
 
 
-def _seconds(older_than: float | timedelta | None) -> float | None:
+def _seconds(older_than: SupportsFloat | timedelta | None) -> float | None:
     if isinstance(older_than, timedelta):
         older_than = older_than.total_seconds()
     if older_than is None:
         return None
-    if isinstance(older_than, bool) or not isinstance(older_than, int | float):
+    if isinstance(older_than, bool) or not isinstance(older_than, SupportsFloat):
         raise TypeError(
             f"older_than must be seconds or a timedelta, not {named(type(older_than).__name__)}"
         )
-    if not older_than >= 0:
+    if not (seconds := float(older_than)) >= 0:
         raise ValueError(f"older_than must not be negative, got {older_than}")
-    return float(older_than)
+    return seconds

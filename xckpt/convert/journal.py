@@ -43,7 +43,7 @@ def read_journal(path: Path) -> tuple[bytes | None, dict[int, bytes], int]:
     known: bytes | None = None
     done: dict[int, bytes] = {}
     sound = 0
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
+    with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         data = path.read_bytes()
         while len(data) - sound >= _HEAD.size:
             length, check = _HEAD.unpack_from(data, sound)

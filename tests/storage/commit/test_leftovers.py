@@ -270,6 +270,19 @@ def test_a_killed_deletion_costs_the_user_no_empty_folder(tmp_path: Path) -> Non
             break
 
 
+@pytest.mark.parametrize(
+    "name", ["xckpt.json", "xckpt.saving", ".ckpt.saving-0123456789abcdef.claim"]
+)
+def test_text_that_is_none_is_damage(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {"w": np.ones(3)})
+    place = tmp_path if name.startswith(".") else path
+    (place / name).write_bytes(b'{"host": "\xa2"}' if name != "xckpt.json" else b'{"\xa2": 1}')
+    assert all(left.removed for left in xckpt.gc(tmp_path, older_than=0))
+    xckpt.save(path, {"w": np.zeros(3)}, overwrite=True)
+    assert xckpt.open(path).verify() == [] and names(tmp_path) == ["ckpt"]
+
+
 def test_folders_a_thousand_deep(tmp_path: Path) -> None:
     at = tmp_path
     for _ in range(1010):
@@ -335,6 +348,7 @@ def test_a_claim_of_an_older_release(tmp_path: Path) -> None:
 def test_what_is_no_time(tmp_path: Path, time: object) -> None:
     with pytest.raises((TypeError, ValueError), match="older_than must"):
         xckpt.gc(tmp_path, older_than=time)  # type: ignore[arg-type]
+    assert xckpt.gc(tmp_path, older_than=np.int64(3)) == []
 
 
 def test_a_checkpoint_that_is_called_as_leftovers_are(tmp_path: Path) -> None:

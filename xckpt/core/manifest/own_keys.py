@@ -277,7 +277,7 @@ def is_manifest(text: bytes) -> bool:
     """
     try:
         found: object = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return True
     fields = cast(dict[str, object], found) if isinstance(found, dict) else {}
     return fields.get("format") == "xckpt" or not {"digest", "checkpoint"}.isdisjoint(fields)

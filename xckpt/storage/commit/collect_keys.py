@@ -130,7 +130,7 @@ def _in_place(keys: Iterable[str], place: str, read: Documents) -> list[str]:
 
 def _saver(claim: bytes) -> str:
     """The identity of the save that wrote a claim."""
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
         return msgspec.json.decode(claim, type=ClaimText).save
     return ""
 

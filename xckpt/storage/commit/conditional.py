@@ -167,7 +167,7 @@ def _require_claim(text: bytes, key: str, target: Location) -> None:
     """Refuse to take damaged bytes for the claim of another call."""
     try:
         msgspec.json.decode(text, type=ClaimText)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StorageError(
             f"{target}: the claim {key} is damaged, so whether another call is at work here is not "
             f"known: if none is, save again with overwrite=True, which removes what is left"

@@ -104,7 +104,7 @@ def owner_of_claim(path: Path) -> OwnerState:
     """What is known about the owner of a save or deletion in place, which holds no lock."""
     try:
         text = msgspec.json.decode(path.read_bytes(), type=ClaimText)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return OwnerState.UNKNOWN
     return owner_state(text, Lock.LACKING, local=is_local(path.parent))
 
@@ -215,7 +215,7 @@ def opened_claim(staged: Path) -> Iterator[tuple[int, ClaimText | None]]:
 
 def _text_in(descriptor: int) -> ClaimText | None:
     """The text of an open claim; None if it cannot be read."""
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
         return msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=ClaimText)
     return None
 
