@@ -300,8 +300,8 @@ def _refuse_narrowing(dtype: str, name: str) -> None:
     if allowed != numpy_dtype(dtype):
         raise UnsupportedLeafError(
             f"{name}: the target is {dtype}, but 64-bit types are off, so JAX would narrow it to "
-            f"{allowed}; switch them on (jax.config.update('jax_enable_x64', True)), or make the "
-            f"target {allowed} and pass cast=True"
+            f"{allowed}; switch them on (jax.config.update('jax_enable_x64', True)), or pass "
+            f"cast=True, with a target of {allowed} if you give one"
         )
 
 

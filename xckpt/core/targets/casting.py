@@ -127,6 +127,8 @@ def spoiled_elements(
         array([False,  True, False])
         >>> spoiled_elements(np.array([255, 256]), np.array([255, 0], "uint8"))
         array([False,  True])
+        >>> spoiled_elements(np.array([0, 1, 2]), np.array([False, True, True]))
+        array([False, False,  True])
         >>> spoiled_elements(np.array([1, 2]), np.array([1, 2], "int8"))
     """
     name = after.dtype.name
@@ -134,11 +136,15 @@ def spoiled_elements(
         if (imaginary := np.imag(before) != 0).any():
             return imaginary
         before = np.real(before)
-    if name == "bool" or not before.size:
+    if not before.size:
         return None
     # ml_dtypes widens what it looks at, and the processor reports each signalling NaN.
     with np.errstate(invalid="ignore"):
-        spoiled = _outside(before, name) if _is_bounded(name) else _turned_infinite(before, after)
+        if name == "bool":  # True for all but zero; only 1 is what it stands for
+            spoiled = np.trunc(before.astype(np.float64)) != after
+        else:
+            bounded = _is_bounded(name)
+            spoiled = _outside(before, name) if bounded else _turned_infinite(before, after)
     return spoiled if spoiled is not None and spoiled.any() else None
 
 
