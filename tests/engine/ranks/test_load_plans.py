@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tests.support.plans import names, plain, read_items
 from xckpt.core.metadata import MetadataIndex
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.mismatch import merged_problems
 from xckpt.core.plan.reads.items import ReadItems
+from xckpt.core.problem import Problem
 from xckpt.engine.ranks.load_plans import LoadPlanCodec, answer_to
 from xckpt.errors import PlanError
 
@@ -59,6 +61,19 @@ def test_an_answer_without_new_items_is_short():
     sent = rank.encode(LoadPlan(items))
     assert len(sent) < 1500
     assert len(coordinator.encode(answer_to(*[coordinator.decode(sent)] * 2))) < 20
+
+
+def test_what_ranks_say_alike_is_short_and_decoded_once():
+    leaves = [f"layer.{n}" for n in range(800)]
+    problems = tuple(Problem(n, kind="shape", text="(4,) stored, (8,) wanted") for n in leaves)
+    plan = LoadPlan([], problems=problems, dtypes=dict.fromkeys(leaves, "bfloat16"))
+    sent = [LoadPlanCodec(leaves).encode(plan) for _ in range(2)]
+    coordinator = LoadPlanCodec(leaves)
+    one, other = map(coordinator.decode, sent)
+    assert (one.problems, one.dtypes) == (problems, plan.dtypes)
+    assert max(map(len, sent)) < 12_000
+    assert one.problems is other.problems and one.dtypes is other.dtypes
+    assert merged_problems([one.problems, other.problems]) == list(problems)
 
 
 def test_items_are_not_sent_to_a_planner_that_does_not_look_at_them():

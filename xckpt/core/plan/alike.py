@@ -32,7 +32,8 @@ def check_alike(plans: Sequence[LoadPlan]) -> None:
         xckpt.errors.PlanError: the ranks want leaves in different dtypes; give each the same
           - w: wanted as int8 on ranks 0, 1, but as int32 on rank 2
     """
-    if all(plan.dtypes == plans[0].dtypes for plan in plans):
+    first = plans[0].dtypes
+    if all(plan.dtypes is first or plan.dtypes == first for plan in plans):
         return
     wanted: dict[str, dict[str, list[int]]] = {}
     for rank, plan in enumerate(plans):

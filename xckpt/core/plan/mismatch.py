@@ -123,11 +123,14 @@ def merged_problems(by_rank: Sequence[Sequence[Problem]]) -> list[Problem]:
     """
     ranks: dict[str, list[int]] = {}
     first: dict[str, Problem] = {}
+    alike: dict[int, list[int]] = {}  # id of the problems -> the ranks that have these
     for rank, problems in enumerate(by_rank):
-        for problem in problems:
+        alike.setdefault(id(problems), []).append(rank)
+    for those in alike.values():
+        for problem in by_rank[those[0]]:
             known = Problem.of(problem)
             first.setdefault(str(known), known)
-            ranks.setdefault(str(known), []).append(rank)
+            ranks.setdefault(str(known), []).extend(those)
     return [
         problem if len(ranks[line]) == len(by_rank) else problem.on(ranks[line][0])
         for line, problem in first.items()

@@ -4,10 +4,13 @@
    (`needs_no_items`). They are decoded when it does.
 2. What a planner has left as it was is not sent back (`answer_to`).
 3. The leaves that a rank asks for are bits, one for each leaf of the checkpoint.
+4. What does not fit, and the dtypes that are wanted, are mostly the same on all ranks: they travel
+   compressed, and are decoded once.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import compress
@@ -22,6 +25,7 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.reads.items import ReadItems, Row
 from xckpt.core.problem import Problem
 from xckpt.core.storage import sendable
+from xckpt.engine.steps import BARE
 from xckpt.errors import PlanError
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -121,11 +125,19 @@ class _LoadPlan(msgspec.Struct, array_like=True):
     """A bit for each leaf of the checkpoint: whether the rank asks for it."""
     others: tuple[str, ...]
     """What else it asks for."""
-    problems: list[_Problem]
+    said: bytes
+    """`_Said`, compressed; empty if there is nothing."""
     left: tuple[str, ...]
+
+
+class _Said(msgspec.Struct, array_like=True):
+    """What most ranks say alike, if they do."""
+
+    problems: list[_Problem]
     dtypes: dict[str, str]
 
 
+_decode_said = msgspec.msgpack.Decoder(_Said).decode
 _decode_load_plan = msgspec.msgpack.Decoder(_LoadPlan).decode
 _decode_items = msgspec.msgpack.Decoder(_Columns).decode
 
@@ -202,6 +214,8 @@ class LoadPlanCodec:
         self._own: LoadPlan | None = None
         self._asked: dict[tuple[str, ...], _Asked] = {(): (b"", ())}
         self._names: dict[_Asked, tuple[str, ...]] = {}
+        self._said: dict[bytes, tuple[tuple[Problem, ...], dict[str, str]]] = {b"": ((), {})}
+        self._last_said: tuple[object, object, bytes] = (), {}, b""
 
     def encode(self, plan: LoadPlan) -> bytes:
         """A plan as bytes.
@@ -221,9 +235,19 @@ class LoadPlanCodec:
         names = tuple(plan.names)
         if names not in self._asked:
             self._asked[names] = _asked(names, self.stored)
-        problems = [_Problem.of(problem) for problem in plan.problems]
-        named = *self._asked[names], problems, plan.left, dict(plan.dtypes)
+        named = *self._asked[names], self._said_of(plan), plan.left
         return sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
+
+    def _said_of(self, plan: LoadPlan) -> bytes:
+        """The problems and dtypes of a plan; those of the plan before are often the same."""
+        if not plan.problems and not plan.dtypes:
+            return b""
+        problems, dtypes, said = self._last_said
+        if problems is not plan.problems or dtypes is not plan.dtypes:
+            content = _encode(_Said([*map(_Problem.of, plan.problems)], dict(plan.dtypes)))
+            said = zlib.compress(content, level=1, wbits=BARE)
+            self._last_said = plan.problems, plan.dtypes, said
+        return said
 
     def decode(self, data: bytes | memoryview) -> LoadPlan:
         """A plan from bytes; inverse of `encode`, except that stored names come first."""
@@ -236,8 +260,11 @@ class LoadPlanCodec:
         names = self._names[asked]
         if wire.items == _NOTHING and self._own is not None:
             items, names = self._own.items, self._own.names
-        problems = tuple(each.problem() for each in wire.problems)
-        named = names, problems, wire.left, wire.dtypes
+        if wire.said not in self._said:
+            said = _decode_said(zlib.decompress(wire.said, wbits=BARE))
+            self._said[wire.said] = tuple(each.problem() for each in said.problems), said.dtypes
+        problems, dtypes = self._said[wire.said]
+        named = names, problems, wire.left, dtypes
         return LoadPlan(items, wire.storage_data, wire.planner_data, *named)
 
 
