@@ -16,6 +16,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -264,6 +265,13 @@ def test_verify_of_an_altered_zarr_json(checkpoint: Path) -> None:
     result = run("verify", checkpoint)
     assert result.exit_code == 1
     assert "scalar" in result.stderr
+
+
+def test_a_class_in_a_file_of_torch_is_no_damage(tmp_path: Path) -> None:
+    torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "model.pt")
+    result = run("verify", tmp_path / "model.pt")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Linear" in result.stderr and "damaged" not in result.stderr
 
 
 def test_a_truncated_manifest_is_damage_to_verify_and_an_error_to_ls(checkpoint: Path) -> None:

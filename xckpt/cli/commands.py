@@ -45,6 +45,7 @@ from xckpt.errors import (
     ManifestError,
     MemoryLimitError,
     Problem,
+    UnsafePickleError,
     VersionError,
     XckptError,
 )
@@ -274,7 +275,7 @@ def verify(path: str, as_json: bool) -> None:
         with progress_bar("verifying") as progress:
             problems = checkpoint.verify(progress)
         summary = holdings(checkpoint_report(path, checkpoint.manifest))
-    except (VersionError, MemoryLimitError):
+    except (VersionError, MemoryLimitError, UnsafePickleError):  # it may be sound
         raise
     except (CorruptCheckpointError, ManifestError) as error:
         problems = error.problems or (Problem.of(str(error)),)
