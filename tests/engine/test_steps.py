@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -15,9 +16,11 @@ from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import (
     ManifestError,
     PlanError,
+    Problem,
     RankFailure,
     RanksFailedError,
     StorageError,
+    UnsupportedLeafError,
     VersionError,
     XckptError,
 )
@@ -189,6 +192,36 @@ def test_equal_failures_are_listed_once():
     failures = [RankFailure(rank, "PlanError", "no", "PlanError") for rank in (0, 1, 2, 5)]
     error = RanksFailedError.of("plan", failures).one_cause()
     assert str(error) == "4 ranks failed to plan\n  - ranks 0-2, 5: PlanError: no"
+
+
+class Alike:
+    """A group whose coordinator hears the same of every rank."""
+
+    rank = coordinator = 0
+    size = 300
+
+    def gather(self, data: bytes) -> list[bytes]:
+        self.sent = len(data)
+        return [data] * self.size
+
+    def scatter(self, data: Any) -> bytes:
+        return data[0]
+
+    def broadcast(self, data: Any) -> bytes:
+        return data
+
+
+def test_many_ranks_that_fail_alike_send_little():
+    problems = [Problem(f"layer.{n}", text="a meta tensor cannot be filled") for n in range(1000)]
+
+    def fail() -> bytes:
+        raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
+
+    group = Alike()
+    with pytest.raises(UnsupportedLeafError, match="ranks 0-299: UnsupportedLeafError") as caught:
+        all_reduce(group, "plan", fail, lambda _: b"")
+    assert len(caught.value.problems) == 1000 and len(caught.value.failures) == group.size
+    assert group.sent < 10_000
 
 
 def test_a_note_travels_with_its_failure():

@@ -37,7 +37,8 @@ class _Outcome(msgspec.Struct, array_like=True):
     """What the rank takes part in: see `_number`."""
     data: memoryview = memoryview(b"")
     """Not copied: the reports of many ranks are long together."""
-    failure: RankFailure | None = None
+    failure: bytes = b""
+    """A `RankFailure` without its rank, compressed: the same of all ranks that fail alike."""
 
 
 class _Verdict(msgspec.Struct, array_like=True):
@@ -57,6 +58,7 @@ ELSEWHERE: Final = (
 
 _encode = msgspec.msgpack.Encoder().encode
 _outcome = msgspec.msgpack.Decoder(_Outcome).decode
+_failure = msgspec.msgpack.Decoder(RankFailure).decode
 _verdict = msgspec.msgpack.Decoder(_Verdict).decode
 
 T = TypeVar("T")
@@ -185,30 +187,44 @@ def _reduce(
             outcome = _Outcome(number, memoryview(codec.encode(local())))
     except Exception as raised:
         error = naming_limit(raised)
-        outcome, caught = _Outcome(number, failure=RankFailure.of(group.rank, error)), error
+        outcome, caught = _failed(number, error), error
         if isinstance(error, RanksFailedError) and isinstance(group, SuspectingGroup):
             group.suspect([failure.rank for failure in error.failures])
     gathered = group.gather(_encode(outcome))
     if gathered is None:
         return None, caught
-    outcomes = [_outcome_of(rank, item) for rank, item in enumerate(gathered)]
-    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
-    failures += [
-        RankFailure.of(rank, PlanError(ELSEWHERE))
-        for rank, outcome in enumerate(outcomes)
-        if outcome.failure is None and outcome.step != number
-    ]
-    if failures:
+    outcomes = [_outcome_of(item) for item in gathered]
+    if failures := _failures_of(outcomes, number):
         return [_refusal(failures)] * group.size, caught
     return _verdicts(group, lambda: decide([codec.decode(o.data) for o in outcomes]), deciding)
 
 
-def _outcome_of(rank: int, item: bytes) -> _Outcome:
+def _failed(number: int, error: Exception) -> _Outcome:
+    """What a rank contributes that has nothing but an error."""
+    return _Outcome(number, failure=_compress(_encode(RankFailure.of(-1, error))))
+
+
+def _outcome_of(item: bytes) -> _Outcome:
     """What a rank has made; a failure of the rank if it says nothing that this one understands."""
     try:
         return _outcome(item)
     except msgspec.DecodeError:
-        return _Outcome(0, failure=RankFailure.of(rank, PlanError(OTHER_RELEASE)))
+        return _failed(0, PlanError(OTHER_RELEASE))
+
+
+def _failures_of(outcomes: Sequence[_Outcome], number: int) -> list[RankFailure]:
+    """The failures of ranks, each distinct one decoded once, and of those in another step."""
+    known: dict[bytes, RankFailure] = {}
+    failures: list[RankFailure] = []
+    for rank, outcome in enumerate(outcomes):
+        said = outcome.failure
+        if not said and outcome.step != number:
+            said = _failed(0, PlanError(ELSEWHERE)).failure
+        if said:
+            if said not in known:
+                known[said] = _failure(zlib.decompress(said, wbits=BARE))
+            failures.append(replace(known[said], rank=rank))
+    return failures
 
 
 def _number(step: str) -> int:
