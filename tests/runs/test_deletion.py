@@ -17,6 +17,7 @@ from tests.support.time_limit import ALLOWANCE
 from xckpt.api.load import load
 from xckpt.core.manifest.own_keys import GENERATIONS
 from xckpt.policies import EverySteps, Latest, OnSteps
+from xckpt.storage import run_steps
 from xckpt.storage.commit import file_system, remove
 from xckpt.storage.commit.remove import Pace, hide_checkpoint
 from xckpt.storage.location import Location, open_store
@@ -169,6 +170,24 @@ def test_a_step_is_saved_again_once_it_is_gone(tmp_path: Path) -> None:
     assert checkpoints.save(0, many(7), force=True)
     checkpoints.wait()
     assert xckpt.load(tmp_path / "step-00000000")["w"][0, 0] == 7.0
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_a_step_that_goes_just_now_is_saved_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the policies, when the save that was running at the decision has ended."""
+    root = str(tmp_path) if kind == "folder" else "memory://goes-just-now"
+
+    def slow(step: Location) -> remove.Hidden:
+        time.sleep(0.2)
+        return hide_checkpoint(step)
+
+    monkeypatch.setattr(run_steps, "hide_checkpoint", slow)
+    with xckpt.CheckpointManager(root, save=EverySteps(1), keep=Latest(1)) as checkpoints:
+        for step in (5, 6, 5):
+            assert checkpoints.save(step, many(step, 2))
+    assert xckpt.CheckpointManager(root).restore(step=5)["w"][0, 0] == 5
 
 
 def test_a_deletion_that_was_killed_is_finished_by_the_next_run(tmp_path: Path) -> None:

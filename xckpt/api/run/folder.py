@@ -18,7 +18,6 @@ import msgspec
 from xckpt.api.run.root import RunRoot
 from xckpt.api.save import names_limits
 from xckpt.core.run.keeping import deletable
-from xckpt.core.run.names import step_name
 from xckpt.core.run.policies import KeepPolicy
 from xckpt.core.run.record import StepRecord, place_of
 from xckpt.engine.ranks.group import Group, operation
@@ -116,12 +115,11 @@ class RunFolder:
         return [record for record in self.all if record.number == number]
 
     def replaced(self, number: int, *, temporary: bool) -> tuple[str | None, bool]:
-        """Folder name of what a save replaces, and whether temporary; on the coordinator."""
+        """Folder name of what a save replaces, and whether that lies in the temporary root."""
         own = [each for each in self.find(number) if each.format == "xckpt" and not each.linked]
         temporary = temporary and all(each.temporary for each in own)  # what is kept counts
-        name = next((each.name for each in reversed(own) if each.temporary == temporary), None)
-        self.roots[temporary].remover.finish(name or step_name(number))
-        return name, temporary
+        names = (each.name for each in reversed(own) if each.temporary == temporary)
+        return next(names, None), temporary
 
     def _listing(self) -> bytes:
         from xckpt.storage.run_steps import Steps

@@ -287,7 +287,9 @@ def _recorded(
     saved = record, run_metadata(record, metadata)
     check_json(saved[1], "metadata")  # a metric's name, too, may hold half a character
     if folder.is_coordinator:
-        folder.root_of(record).check_writable(record.name)
+        root = folder.root_of(record)
+        root.remover.finish(record.name)  # the last save may have outdated what is there
+        root.check_writable(record.name)
     return saved
 
 
