@@ -576,6 +576,12 @@ def test_no_more_is_read_than_a_mapping_can_have(tmp_path: Path) -> None:
         Mapping.from_file(path)
 
 
+def test_a_file_of_names_that_utf8_lacks_is_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(MappingError, match=r"a\\ud800' holds half a character"):
+        Mapping([Rule("a\ud800", "b")]).to_file(tmp_path / "m.toml")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_is_named_by_a_path() -> None:
     with open("/dev/null", "rb") as file, pytest.raises(TypeError, match="PathLike"):
         Mapping.from_file(file.fileno())  # type: ignore[arg-type]

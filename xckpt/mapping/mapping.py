@@ -272,8 +272,7 @@ class LeafMapping:
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
-        with open(os.fspath(path), "w", encoding="utf-8", newline="\n") as file:
-            file.write(tomli_w.dumps(self.to_document()))
+        _write_toml(os.fspath(path), self.to_document())
 
 
 def _resolution(
@@ -293,6 +292,21 @@ def _resolution(
         part = part_of(progress, number / len(steps), (number + 1) / len(steps))
         resolution.take(step.rules, None if step.following else wanted, part)
     return resolution
+
+
+def _write_toml(path: str, document: Mapping[str, Any]) -> None:
+    """Write a mapping's file.
+
+    Raises:
+        MappingError: UTF-8 cannot carry a name; nothing was written.
+    """
+    try:
+        text = tomli_w.dumps(document).encode()
+    except UnicodeEncodeError as error:
+        name = error.object[max(0, error.start - 40) : error.end]
+        raise MappingError(f"{name!r} holds half a character (a lone surrogate)") from error
+    with open(path, "wb") as file:
+        file.write(text)
 
 
 def _checked(rules: object) -> tuple[Rule, ...]:

@@ -101,6 +101,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ({}, {"a": b"x", "b": 1j, "c": 1 << 70, "": 1}, ["a", "b", "c", "the root"]),
         ({"a/b": one, "a.b": one}, {}, ["a.b"]),
         ({"_METADATA": one, "..": one, "a%2F": one}, {}, ["..", "_METADATA", "a%2F"]),
+        ({"a\ud800": one}, {}, ["a\\ud800"]),
         ({"a": one, "a%2Fb": one}, {}, ["a%2Fb"]),
         ({"ä" * 127: one, "ä" * 128: one}, {"d" * 256: 1, "s" * 256: ""}, ["d" * 256, "ä" * 128]),
     ]

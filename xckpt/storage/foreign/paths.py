@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar, cast
 
 import tensorstore as ts
 
+from xckpt.core.names import is_utf8
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
@@ -221,7 +222,7 @@ def file_name_problem(name: object) -> str:
         >>> file_name_problem("../../etc/passwd")
         'leads out of the folder'
     """
-    if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
+    if not isinstance(name, str) or not name or "\0" in name or "\\" in name or not is_utf8(name):
         return "is not a name of a file"
     path = PurePosixPath(name)
     return "leads out of the folder" if path.is_absolute() or ".." in path.parts else ""
