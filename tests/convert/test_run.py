@@ -276,6 +276,13 @@ def test_workers_of_an_executor_write_the_same_bytes(tmp_path: Path) -> None:
             convert(tmp_path / "a", "memory://never", mapping=MAPPING, executor=processes)
         for source, name in (("a", "b.safetensors"), ("b.safetensors", "c.safetensors")):
             convert(tmp_path / source, tmp_path / name, executor=processes)
+        for fill in (1, 2):  # its metadata are equal
+            leaves = {f"w{n}": np.full(1000, fill) for n in range(5)}
+            xckpt.save(tmp_path / "d", leaves, overwrite=True)
+            convert(tmp_path / "d", tmp_path / "dcp", format="dcp", overwrite=True)
+            about: dict[str, Any] = {"options": small, "overwrite": True, "executor": processes}
+            convert(tmp_path / "dcp", tmp_path / "from-dcp", **about)
+            same(xckpt.load(tmp_path / "from-dcp"), leaves)
     same(xckpt.load(tmp_path / "c.safetensors"), state)
     same(xckpt.load(tmp_path / "processes"), flax_like(state))
     alone = files(tmp_path / "alone")

@@ -31,6 +31,9 @@ from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter, share_of
 from xckpt.storage.commit.folder import journal_of
 
+Seen = tuple[bytes, bytes]
+"""A source's identity, and its state: with another one, of equal identity, it is opened anew."""
+
 Note = Callable[[WorkUnit, bytes], None]
 """Takes a unit that is durably written, and its report."""
 
@@ -147,11 +150,11 @@ class UnitShare:
         self, executor: Executor, units: Sequence[WorkUnit], output: Output, note: Note
     ) -> None:
         """Have an executor's workers make units."""
-        conversion, identity = self.conversion, self.opened.source.identity()
+        conversion, seen = self.conversion, (self.opened.source.identity(), self.opened.state)
         futures: dict[Future[bytes], WorkUnit] = {}
         try:
             for unit in units:
-                future = executor.submit(run_unit, conversion, identity, unit, output.only(unit))
+                future = executor.submit(run_unit, conversion, seen, unit, output.only(unit))
                 futures[future] = unit
             for future in as_completed(futures):
                 note(futures[future], future.result())
@@ -168,8 +171,14 @@ class UnitShare:
             _opened.cache_clear()  # an executor's threads are this process's own
 
 
-def run_unit(conversion: Conversion, identity: bytes, unit: WorkUnit, output: Output) -> bytes:
+def run_unit(conversion: Conversion, seen: Seen, unit: WorkUnit, output: Output) -> bytes:
     """Make a unit and write it, in a process that may have done others before.
+
+    Args:
+        conversion: what is converted.
+        seen: the source, as the process sees it that converts.
+        unit: what is made.
+        output: where it is written.
 
     Returns:
         The output's report.
@@ -177,14 +186,14 @@ def run_unit(conversion: Conversion, identity: bytes, unit: WorkUnit, output: Ou
     Raises:
         StorageError: this process finds a source of another identity.
     """
-    opened = _opened(conversion, identity)
+    opened = _opened(conversion, seen)
     return output.write(unit, make(opened.resolved, opened.source, unit.parts))
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(conversion: Conversion, identity: bytes) -> Opened:
+def _opened(conversion: Conversion, seen: Seen) -> Opened:
     """The source of a conversion, open for as long as the units are of that conversion."""
-    opened = conversion.open()
+    opened, (identity, _) = conversion.open(), seen
     if opened.source.identity() != identity:
         raise StorageError(
             f"{conversion.path}: a worker finds other contents there than the process that "
