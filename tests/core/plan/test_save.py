@@ -262,6 +262,16 @@ class Pair(NamedTuple):
 CLASH, IN_FIRST = "a leaf and a container have this name", "a container on rank 0"
 
 
+def test_the_ranks_of_the_first_clashes_are_looked_for():
+    """Not of all: with thousands of leaves and ranks that took minutes."""
+    one: State = {f"w{n:02}": 1 for n in range(30)}
+    with pytest.raises(PlanError) as caught:
+        plan_all([one, {name: {"b": 1} for name in one}])
+    said = list(map(str, caught.value.problems))
+    assert said[0] == f"w00: {CLASH}: a leaf on rank 0, a container on rank 1"
+    assert said[29] == f"w29: {CLASH}"
+
+
 @pytest.mark.parametrize(
     "one, other, problem",
     [

@@ -46,7 +46,7 @@ from xckpt.core.plan.items import (
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import named
 from xckpt.core.tree import unflatten
-from xckpt.errors import ManifestError, PlanError, ranks_in_words
+from xckpt.errors import SHOWN_PROBLEMS, ManifestError, PlanError, ranks_in_words
 
 if TYPE_CHECKING:
     from xckpt.core.plan.save import SavePlanner
@@ -190,9 +190,10 @@ def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[st
     try:
         unflatten(dict.fromkeys(names), merged)
     except ManifestError as error:
-        for clash in error.problems or [Problem.of(str(error))]:
-            name = clash.leaf or ""
-            said = _holders(plans, name, clash) or _kinds(plans, name) or str(clash)
+        for number, clash in enumerate(error.problems or [Problem.of(str(error))]):
+            name, said = clash.leaf or "", str(clash)
+            if number < SHOWN_PROBLEMS:  # to look for the ranks takes long
+                said = _holders(plans, name, clash) or _kinds(plans, name) or said
             problems.setdefault(name, said)
     problems |= _not_on_all(plans, [n for n in merged if merged[n] == KIND or n in problems])
     if problems:
