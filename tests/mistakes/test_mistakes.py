@@ -224,6 +224,16 @@ def test_a_leaf_that_is_not_there(saved: Path) -> None:
 # Arguments.
 
 
+def test_what_is_stored_is_no_target_and_gives_targets(saved: Path) -> None:
+    checkpoint = xckpt.open(saved)
+    message = said(xckpt.UnsupportedLeafError, lambda: xckpt.load(saved, checkpoint.tree))
+    assert (
+        "model/l0: an xckpt.storage.stored_array.StoredArray is not a target; "
+        "xckpt.open(path).like('numpy')" in message
+    )
+    assert xckpt.load(saved, checkpoint.like("numpy"))["step"] == 3
+
+
 def test_swapped_arguments() -> None:
     wrong: Any = STATE
     message = said(TypeError, lambda: xckpt.save(wrong, "path"))

@@ -27,6 +27,8 @@ def check_object_target(name: str, like: object, metadata: Metadata, deserialise
             "options=LoadOptions(deserialise=...), or b'' to take the bytes"
         )
     kind = f"{type(like).__module__}.{type(like).__qualname__}"
+    if kind.startswith("xckpt."):
+        advice = "xckpt.open(path).like('numpy'), or 'torch' or 'jax', gives targets"
     raise UnsupportedLeafError(f"{name or 'the root'}: {named(kind)} is not a target; {advice}")
 
 

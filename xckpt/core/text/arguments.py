@@ -33,10 +33,10 @@ def named(kind: str) -> str:
     """What something is, after its article.
 
     Example:
-        >>> named("int64"), named("float32"), named("uint8"), named("ndarray")
-        ('an int64', 'a float32', 'a uint8', 'an ndarray')
+        >>> named("int64"), named("float32"), named("uint8"), named("ndarray"), named("XLATensor")
+        ('an int64', 'a float32', 'a uint8', 'an ndarray', 'an XLATensor')
     """
-    return f"an {kind}" if kind.lower().startswith(("a", "e", "i", "o", "nd")) else f"a {kind}"
+    return f"an {kind}" if kind.lower().startswith(("a", "e", "i", "o", "nd", "x")) else f"a {kind}"
 
 
 def named_class(value: object) -> str:
