@@ -213,6 +213,19 @@ def test_a_state_dict_and_its_object_are_one_thing(path: str) -> None:
     np.testing.assert_array_equal(moments, plain["optim"]["state"][0]["exp_avg"].numpy())
 
 
+def test_moments_of_another_shape_than_their_parameter_are_refused(path: str) -> None:
+    """They were given to a new optimizer, whose first step failed."""
+    layers = torch.nn.Linear(5, 7), torch.nn.Linear(7, 3)
+    optimizer = torch.optim.AdamW([layer.weight for layer in layers])
+    layers[1](layers[0](torch.ones(1, 5))).sum().backward()
+    optimizer.step()
+    xckpt.save(path, {"optim": optimizer})
+    turned = torch.optim.AdamW([layer.weight for layer in layers[::-1]])
+    with pytest.raises(TreeMismatchError, match=r"optim/state/0/exp_avg: shape \(7, 5\) in the"):
+        xckpt.load_into(path, {"optim": turned})
+    assert not turned.state_dict()["state"]
+
+
 def test_the_versions_of_modules_survive(path: str) -> None:
     """torch keeps them beside the state dict's items, and converts old states by them."""
     saved: Any = training(0, torch.optim.SGD)[0]

@@ -5,15 +5,16 @@
 3. Loading, the dict's tensors are filled in place, and then, when every rank has read its part,
    ``load_state_dict`` is called once with the loaded dict.
 4. An optimizer before its first step has no moments. Those of the checkpoint that have the shape of
-   their parameter are loaded as that parameter is: on its device, with its mesh and placements. Any
-   other tensor that the object has no place for is loaded whole, on the CPU.
+   their parameter are loaded as that parameter is: on its device, with its mesh and placements. One
+   that torch's optimizers make in that shape (`AS_PARAMETER`) has to have it. Any other tensor that
+   the object has no place for is loaded whole, on the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -23,6 +24,22 @@ from xckpt.core.plan.new_leaves import weightless
 from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import torch_dtype
+
+AS_PARAMETER: Final = frozenset(
+    [
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "exp_inf",
+        "momentum_buffer",
+        "square_avg",
+        "grad_avg",
+        "acc_delta",
+        "prev",
+        "ax",
+    ]
+)
+"""Of the states of `torch.optim`'s optimizers those that have the shape of their parameter."""
 
 
 class _Stateful(Protocol):
@@ -43,7 +60,8 @@ class DictState:
         if wanted is None:
             return weightless(shape, dtype)
         parameter = self._parameter(keys)
-        if parameter is None or tuple(parameter.shape) != shape:
+        fixed = type(self.owner).__module__.startswith("torch.optim.") and keys[-1] in AS_PARAMETER
+        if parameter is None or (tuple(parameter.shape) != shape and not fixed):
             return torch.empty(shape, dtype=wanted, device="meta")
         if parameter.dtype == wanted:
             return parameter.detach()
