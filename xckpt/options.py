@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from typing import Final, Literal, TypeVar, cast
 
@@ -109,6 +109,9 @@ class CallOptions:
     """Called once at the end, on every rank, with what the call took; also after a failure."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if isinstance(number := getattr(self, field.name), np.number):
+                object.__setattr__(self, field.name, number.item())
         for name, kind in _STORAGE.items():
             value: object = getattr(self, name)
             if value is not None:

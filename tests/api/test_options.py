@@ -94,6 +94,17 @@ def test_impossible_options_are_refused_when_made(name: str, value: int) -> None
             xckpt.LoadOptions(**{name: value})  # type: ignore[arg-type]
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """They were refused, though a manager takes them."""
+    given = {"chunk_bytes": 1 << 20, "threads": 2, "readers": 8, "retries": 3, "timeout": 5.0}
+    numpy: dict[str, Any] = {name: np.array(number)[()] for name, number in given.items()}
+    options = xckpt.SaveOptions(**numpy)
+    assert options == xckpt.SaveOptions(**given)  # type: ignore[arg-type]
+    assert type(options.threads) is int
+    with pytest.raises(TypeError, match="not the bool"):
+        xckpt.SaveOptions(threads=np.bool_(True))  # type: ignore[arg-type]
+
+
 WRONG_NAMES = [
     (3, "not an int"),
     ({"w": "xy"}, "not a str for w"),
