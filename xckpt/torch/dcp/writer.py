@@ -200,7 +200,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         place = save.stage(len(plans))
         ordered, metadata = save.writer.prepare_global_plan(shares, metadata)
         save.metadata, save.names = metadata, leaves.names
-        encoded: dict[int, bytes] = {}
+        encoded: dict[int, tuple[WriteOrders, bytes]] = {}  # orders of which each keeps its id
         sent: list[dcp.SavePlan] = []
         for rank, (plan, own) in enumerate(zip(plans, ordered, strict=True)):
             writes = own.storage_data
@@ -209,10 +209,10 @@ class XckptStorageWriter(dcp.StorageWriter):
             assert isinstance(writes, WriteOrders)
             if id(writes) not in encoded:
                 orders = Orders(SESSION, place, leaves.names, writes, len(plans))
-                encoded[id(writes)] = msgspec.msgpack.encode(orders)
+                encoded[id(writes)] = writes, msgspec.msgpack.encode(orders)
             # The coordinator finishes a save by cached plans, and so needs what they lay out.
             layout = metadata if rank == save.rank else None
-            sent.append(replace(plan, storage_data=(encoded[id(writes)], layout)))
+            sent.append(replace(plan, storage_data=(encoded[id(writes)][1], layout)))
         return sent
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Future[list[WriteResult]]:
