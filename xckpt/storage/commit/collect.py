@@ -51,6 +51,7 @@ from xckpt.storage.commit.leftovers import (
     owner_of_empty,
     owner_state,
     owner_without_claim,
+    remove_emptied,
     remove_empty,
     remove_if_dead,
     remove_unlocked,
@@ -286,10 +287,12 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
     if there and root is None:
         return left  # a newer release has committed just now
     if place.name == CLAIM:
+        begun = place.stat().st_mtime_ns
         with opened_folder(target) as opened:
             own = [] if there else sorted(_own_keys(target), reverse=True)
             for error in delete_entries([*own, CLAIM], opened).values():
                 raise error
+        remove_emptied(target, begun)
         if step_number(target.name) is not None:
             with contextlib.suppress(OSError):
                 target.rmdir()

@@ -34,9 +34,9 @@ from typing import Final
 
 import msgspec
 
-from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
+from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, OwnKeys
 from xckpt.core.run.names import step_name, step_number
-from xckpt.storage.commit.carry import rescue
+from xckpt.storage.commit.carry import own_keys_in, rescue
 from xckpt.storage.commit.file_system import Lock, can_rename, is_local, lock
 from xckpt.storage.commit.folder import (
     LEFTOVER,
@@ -198,6 +198,16 @@ def remove_empty(step: Path) -> bool:
             (step / LOCK).unlink(missing_ok=True)
             step.rmdir()
     return not step.exists()
+
+
+def remove_emptied(folder: Path, begun: int) -> None:
+    """Remove the folders below one that a deletion has emptied since it began, in nanoseconds."""
+    own = own_keys_in(folder) if (folder / MANIFEST).exists() else OwnKeys()
+    for each, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):
+            is_own = own.is_group(os.path.relpath(each, folder))
+            if each != str(folder) and not is_own and os.stat(each).st_mtime_ns >= begun:
+                os.rmdir(each)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from operator import methodcaller
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -51,7 +50,6 @@ UNPACED: Final = conditional.AT_ONCE
 """Keys of a bucket that are deleted at a time, where nothing says how fast."""
 DELAYS: Final = (0.5, 2.0, 8.0)
 """Seconds before each further try of what could not be deleted."""
-_ZARR_LAST: Final = methodcaller("removesuffix", "zarr.json")
 
 
 class Pace:
@@ -233,8 +231,8 @@ def _hidden(target: Location) -> Hidden:
         generation = seen.stamp.generation
         about = Step.GENERATION, target, target, generation
         staging = KeyStaging(*about, seen.value, listing=listing)
-        # Listed before others write more. Files before folders, a zarr.json last: it says whose.
-        keys = sorted(staging.replaced(store), key=_ZARR_LAST, reverse=True)
+        # Listed before: keys that others begin to write afterwards must not be touched.
+        keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
         check_deletable(target.folder, [*keys, MANIFEST])
         if listing is not None:
             _check_listed(answer(listing, target), target)
