@@ -267,6 +267,14 @@ def test_verify_of_an_altered_zarr_json(checkpoint: Path) -> None:
     assert "scalar" in result.stderr
 
 
+def test_a_pipe_gets_no_blanks_at_the_ends_of_lines(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", {"note": "x" * 3000, "w": np.zeros((4, 4))})
+    for leaf in ("note", "w"):
+        lines = run("info", tmp_path / "c", leaf).stdout.splitlines()
+        assert lines[0].split() == ["leaf", leaf]
+        assert all(line == line.rstrip() for line in lines)
+
+
 def test_a_class_in_a_file_of_torch_is_no_damage(tmp_path: Path) -> None:
     torch.save({"model": torch.nn.Linear(1, 1)}, tmp_path / "model.pt")
     result = run("verify", tmp_path / "model.pt")

@@ -57,8 +57,17 @@ class SafeConsole(Console):
     """A console that escapes control characters in plain strings; a `Text` is to be `escaped`."""
 
     def print(self, *objects: Any, **how: Any) -> None:  # noqa: ANN401  # rich's own options
-        """Print, and cut nothing off where a word is wider than the terminal."""
-        super().print(*objects, crop=False, **how)
+        """Print, and cut nothing off where a word is wider than the terminal.
+
+        A pipe gets no blanks at the ends of lines: of a long value each line had as many.
+        """
+        if self.is_terminal:
+            super().print(*objects, crop=False, **how)
+            return
+        with self.capture() as captured:
+            super().print(*objects, crop=False, **how)
+        text = "\n".join(line.rstrip(" ") for line in captured.get().split("\n"))
+        super().print(Text(text), crop=False, no_wrap=True, overflow="ignore", end="")
 
     def on_broken_pipe(self) -> None:
         """Have the command itself end when the reader of its answer has closed the pipe.
