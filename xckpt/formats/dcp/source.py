@@ -42,9 +42,9 @@ from xckpt.formats.torch_save.values import PART_BYTES, MappedTensor, kept_bytes
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.documents import Allowance
-from xckpt.storage.foreign.files import open_file, read_up_to, state_of
+from xckpt.storage.foreign.files import open_file, read_up_to
 from xckpt.storage.foreign.paths import FilePath, entries_in, find_path
-from xckpt.storage.foreign.versions import version_of
+from xckpt.storage.foreign.versions import state_of, version_of
 from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64

@@ -47,9 +47,8 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance, read_json
-from xckpt.storage.foreign.files import state_of
 from xckpt.storage.foreign.paths import entries_in, existing_path, file_name_problem
-from xckpt.storage.foreign.versions import version_of
+from xckpt.storage.foreign.versions import state_of, version_of
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 LEAF_BYTES: Final = 400

@@ -79,8 +79,7 @@ class OpenFile:
 
         It is equal in a copy that keeps the time; see `xckpt.storage.foreign.versions`.
         """
-        status = os.fstat(self.descriptor)
-        return f"{status.st_size} {status.st_mtime_ns}".encode()
+        return state_from(os.fstat(self.descriptor))
 
     def head(self, count: int) -> bytes:
         """Its first bytes; fewer if it has no more."""
@@ -333,10 +332,6 @@ def read_up_to(path: FilePath, most: int) -> bytes | None:
             return file.whole(most)
 
 
-def state_of(path: FilePath) -> bytes:
-    """A value that changes with a file's contents; empty if there is no such file.
-
-    Raises:
-        StorageError: a storage refused.
-    """
-    return open_file(path).state() if path.is_file() else b""
+def state_from(status: os.stat_result) -> bytes:
+    """See `OpenFile.state`."""
+    return f"{status.st_size} {status.st_mtime_ns}".encode()

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from xckpt.storage.foreign.files import OpenFile, RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.foreign.files import OpenFile, RangeFile, open_file, state_from
+from xckpt.storage.foreign.paths import FilePath, StoredPath
 from xckpt.storage.location import storage_errors
 
 
@@ -33,6 +33,21 @@ def version_of(paths: Iterable[FilePath]) -> bytes:
             found = _local(path.stat()) if local else open_file(path).state()
             versions.append(f"{path.name} ".encode("utf-8", "surrogateescape") + found)
     return b"\n".join(versions)
+
+
+def state_of(path: FilePath) -> bytes:
+    """A value that changes with a file's contents; empty if there is no such file.
+
+    Raises:
+        StorageError: a storage refused.
+    """
+    with storage_errors(path):
+        if isinstance(path, StoredPath):
+            return open_file(path).state() if path.is_file() else b""
+        try:
+            return state_from(path.stat())  # there may be very many: none is opened
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
 
 
 def _local(status: os.stat_result) -> bytes:
