@@ -87,6 +87,22 @@ def test_damage_is_named(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "w: " in result.stderr
 
 
+def test_what_is_written_while_it_is_verified_or_copied(path: Path) -> None:
+    """What was read, or is in the copy, may be of two checkpoints."""
+    marks = [path / name for name in ("_METADATA", ".metadata")]
+    file = next((each for each in marks if each.exists()), path)
+
+    def rewrite(progress: xckpt.Progress) -> None:
+        os.utime(file, ns=(1, progress.done + 1))
+
+    with pytest.raises(xckpt.StorageError, match="written while it was read"):
+        xckpt.open(path).verify(rewrite)
+    options = xckpt.LoadOptions(progress=rewrite)
+    with pytest.raises(xckpt.StorageError, match="was written while it was copied"):
+        xckpt.copy(path, path.with_name("copy.safetensors"), options=options)
+    assert not path.with_name("copy.safetensors").exists()
+
+
 def test_containers_values_and_metadata_are_there(tmp_path: Path) -> None:
     tree = {"opt": [np.zeros(2), (np.ones(3),)], "step": 7, "none": None, "empty": {}}
     xckpt.save(tmp_path / "ours", tree, metadata={"run": "a"})

@@ -255,9 +255,12 @@ class SourceCheckpoint(Checkpoint):
             A problem for each part that is damaged; its ``kind`` is ``"chunk"``. A part that may be
             whole has another kind: ``"unreadable"`` if the storage refused the read, ``"memory"``
             if this reader has too little memory.
+
+        Raises:
+            StorageError: a file was written meanwhile.
         """
         self.begin()
-        source, problems = self.source, list[Problem]()
+        source, problems, state = self.source, list[Problem](), self.source.state()
         counter = ProgressCounter(sum(spec.nbytes for spec in source.specs.values()), progress)
 
         def read(name: str, box: Box, nbytes: int) -> None:
@@ -276,6 +279,7 @@ class SourceCheckpoint(Checkpoint):
                 for box in blocks(Box.whole(spec.shape), source.chunks(name), most):
                     nbytes = box.elements * item
                     pool.submit(partial(read, name, box, nbytes), nbytes)
+        source.check_unchanged(state, self.path)
         return sorted(problems)
 
 

@@ -36,6 +36,7 @@ from xckpt.storage.commit.output import OutputPath
 from xckpt.storage.copy_checkpoint import link_or_copy, not_copied
 from xckpt.storage.foreign.documents import read_whole
 from xckpt.storage.foreign.paths import find_path
+from xckpt.storage.foreign.versions import state_of
 from xckpt.storage.location import storage_errors
 
 
@@ -114,7 +115,7 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Wat
     Raises:
         CheckpointExistsError: the target is taken.
         CorruptCheckpointError: a file is a pipe or a device.
-        StorageError: the system refused.
+        StorageError: the system refused, or a file was written meanwhile.
 
     Example:
         >>> from safetensors.numpy import save_file
@@ -130,6 +131,7 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Wat
     try:
         with storage_errors(target):
             sizes = {file: _length(file) for file in source.files}
+            states = [state_of(file) for file in sizes]
             counter = ProgressCounter(sum(sizes.values()), progress)
             for file, size in sizes.items():
                 new = staged.folder / (
@@ -138,6 +140,8 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool, progress: Wat
                 new.parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(file, new)
                 counter.add(size)
+            if states != [state_of(file) for file in sizes]:
+                raise StorageError(f"{source.place} was written while it was copied; copy it again")
         staged.publish()
     except BaseException:
         staged.abort()
