@@ -202,7 +202,7 @@ def _fills_all(item: ReadItem, number: int, box: Box) -> bool:
 
 
 def _cover_problem(box: Box, items: Sequence[ReadItem]) -> Iterator[str]:
-    rank, whole = len(box.sizes), Box.whole(box.sizes)
+    rank = len(box.sizes)
     for item in items:
         offsets, lengths = item.dest_offsets, item.lengths
         if not len(offsets) == len(lengths) == rank:
@@ -211,10 +211,11 @@ def _cover_problem(box: Box, items: Sequence[ReadItem]) -> Iterator[str]:
                 f"{len(offsets)} and its lengths {len(lengths)}"
             )
             return
-        part = Box(offsets, lengths)
-        if part.elements and not whole.holds(part):
-            yield f"an item fills {part.shifted(box.offsets)}, beyond the box {box} wanted"
-            return
+        for low, length, size in zip(offsets, lengths, box.sizes, strict=True):
+            if not 0 <= low <= low + length <= size and 0 not in lengths:
+                part = Box(offsets, lengths).shifted(box.offsets)
+                yield f"an item fills {part}, beyond the box {box} wanted"
+                return
     filled = Boxes.of([(item.dest_offsets, item.lengths) for item in items], rank=rank)
     fault = cover_fault(box.sizes, filled)
     if fault is None:

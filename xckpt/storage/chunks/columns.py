@@ -55,10 +55,31 @@ class BriefOrders(msgspec.Struct, array_like=True, frozen=True):
 prepare_structs(BriefOrders)
 
 
-def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
-    """Orders for a rank that knows the table of its leaves; other leaves are left out."""
-    whole, others = _parted(orders)
-    others = [*others]
+Parted = tuple[dict[str, ZarrArray], list[ZarrArray]]
+"""Arrays that are all of a leaf, by its name, and the others."""
+
+
+def parted(arrays: Iterable[ZarrArray]) -> Parted:
+    """The arrays of orders, parted once for all leaf tables that these are made brief for."""
+    whole: dict[str, ZarrArray] = {}
+    others: list[ZarrArray] = []
+    for array in arrays:
+        if array.piece_of is None:
+            whole[array.leaf] = array
+        else:
+            others.append(array)
+    return whole, others
+
+
+def brief(orders: WriteOrders, arrays: Parted, table: LeafTable) -> BriefOrders:
+    """Orders for a rank that knows the table of its leaves; other leaves are left out.
+
+    Args:
+        orders: for several ranks.
+        arrays: their arrays, `parted`.
+        table: of the rank's leaves.
+    """
+    whole, others = arrays[0], [*arrays[1]]
     grids: dict[_Grid, int] = {}
     grid_of = np.full(len(table), -1, np.int32)
     listed: list[ZarrArray] = []
@@ -87,18 +108,6 @@ def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
     )
 
 
-def _parted(orders: WriteOrders) -> tuple[dict[str, ZarrArray], list[ZarrArray]]:
-    """The arrays that are all of a leaf, by its name, and the others.
-
-    They are kept beside the orders, which are made brief for each leaf table of a save.
-    """
-    kept = vars(orders)
-    if "parted" not in kept:
-        whole = {array.leaf: array for array in orders.arrays if array.piece_of is None}
-        kept["parted"] = whole, [each for each in orders.arrays if each.piece_of is not None]
-    return kept["parted"]
-
-
 def own_orders(
     plan: SavePlan, planned: Manifest, target: Location, codecs: tuple[str, ...]
 ) -> BriefData:
@@ -107,7 +116,7 @@ def own_orders(
     orders = WriteOrders(target, codecs, (), draft=name, pack_bytes=planned.pack_bytes)
     (own,) = orders_for([plan], orders, planned, None)
     table = WriteItems.of(plan.items).table
-    return BriefData(brief(msgspec.convert(own, WriteOrders), table), table)
+    return BriefData(msgspec.convert(own, WriteOrders).brief(table), table)
 
 
 def expected_metadata(planned: Manifest, metadata: Metadata) -> Metadata:

@@ -52,7 +52,7 @@ class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
     """Its file of digests in a bucket, if that is so short that ranks need not read it, too."""
 
 
-class WriteOrders(msgspec.Struct, array_like=True, frozen=True, dict=True):
+class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
     """What the coordinator sends to a rank: where to write, and the arrays of its leaves."""
 
     location: Location
@@ -71,9 +71,9 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True, dict=True):
 
     def brief(self, table: LeafTable) -> object:
         """The orders for a rank that knows its leaves."""
-        from xckpt.storage.chunks.columns import brief
+        from xckpt.storage.chunks.columns import brief, parted
 
-        return brief(self, table)
+        return brief(self, parted(self.arrays), table)
 
     def place(self) -> dict[str, object]:
         """Where the save is staged, as a `Location`: the fields that differ from the defaults."""

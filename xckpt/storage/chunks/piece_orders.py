@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -23,6 +25,9 @@ from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.chunks.orders import WriteOrders
+
+if TYPE_CHECKING:
+    from xckpt.storage.chunks.columns import Parted
 
 
 class SomePieces(msgspec.Struct, array_like=True, frozen=True):
@@ -42,6 +47,31 @@ class SomePieces(msgspec.Struct, array_like=True, frozen=True):
 prepare_structs(SomePieces)
 
 
+@dataclass(eq=False)
+class _Briefs:
+    """Orders of several ranks for each leaf table, encoded."""
+
+    orders: WriteOrders
+    known: dict[int, tuple[LeafTable, msgspec.Raw]] = field(
+        default_factory=dict[int, tuple[LeafTable, msgspec.Raw]]
+    )
+
+    @cached_property
+    def _arrays(self) -> Parted:
+        from xckpt.storage.chunks.columns import parted
+
+        return parted(self.orders.arrays)
+
+    def of(self, table: LeafTable) -> msgspec.Raw:
+        """The orders for the ranks that have a table."""
+        from xckpt.storage.chunks.columns import brief
+
+        if id(table) not in self.known:
+            orders = msgspec.msgpack.encode(brief(self.orders, self._arrays, table))
+            self.known[id(table)] = table, msgspec.Raw(orders)
+        return self.known[id(table)][1]
+
+
 @dataclass(slots=True, eq=False)
 class RankOrders:
     """Orders of one of several ranks, leaves in pieces included."""
@@ -49,15 +79,12 @@ class RankOrders:
     common: WriteOrders
     """The orders of all ranks, with the arrays that are not pieces."""
     pieces: tuple[SomePieces, ...]
-    known: dict[int, tuple[LeafTable, msgspec.Raw]] = field(repr=False)
-    """The common part, encoded for each leaf table; the same for all ranks."""
+    briefs: _Briefs = field(repr=False)
+    """The common part for each leaf table; the same for all ranks."""
 
     def brief(self, table: LeafTable) -> object:
         """The orders for a rank that knows its leaves."""
-        if id(table) not in self.known:
-            brief = msgspec.msgpack.encode(self.common.brief(table))
-            self.known[id(table)] = table, msgspec.Raw(brief)
-        return self.known[id(table)][1], self.pieces
+        return self.briefs.of(table), self.pieces
 
     def place(self) -> dict[str, object]:
         """Where the save is staged; see `WriteOrders`."""
@@ -128,8 +155,8 @@ def orders_in_columns(
     for want in wanted.values():
         for rank, some in want.found():
             given[rank].append(some)
-    shared: dict[int, tuple[LeafTable, msgspec.Raw]] = {}
-    return [RankOrders(common, tuple(pieces), shared) for pieces in given]
+    briefs = _Briefs(common)
+    return [RankOrders(common, tuple(pieces), briefs) for pieces in given]
 
 
 _LeavesOfKinds = dict[int, list[tuple[Pieces, tuple[bytes, bytes]]]]
