@@ -37,7 +37,7 @@ class _Outcome(msgspec.Struct, array_like=True):
     """What the rank takes part in: see `_number`."""
     data: memoryview = memoryview(b"")
     """Not copied: the reports of many ranks are long together."""
-    failure: bytes = b""
+    failure: bytes | None = None
     """A `RankFailure` without its rank, compressed: the same of all ranks that fail alike."""
 
 
