@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import xckpt
 from xckpt.storage.foreign import files
 from xckpt.storage.foreign.documents import read_whole
-from xckpt.storage.foreign.files import OpenFile, StoredFile, open_file, state_of
+from xckpt.storage.foreign.files import OpenFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import StoredPath, find_path
+from xckpt.storage.foreign.versions import state_of
 from xckpt.storage.location import Location, open_store
 
 SIZES = st.integers(0, 300)
