@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from tests.storage.commit.test_staging import Stopping, keys, names, save_with, 
 from xckpt.core.commit import Step
 from xckpt.core.manifest.own_keys import BY_SHAPE
 from xckpt.storage.commit import carry as carry_module
+from xckpt.storage.commit import remove
 from xckpt.storage.commit import staging as staging_module
 from xckpt.storage.commit.carry import Seen
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
 from xckpt.storage.commit.staging import StagedCheckpoint, StagedFolder, begin
-from xckpt.storage.location import Location
+from xckpt.storage.location import Location, open_store
 
 OLD = {"m": {"w": np.arange(10), "b": np.ones(3)}, "step": 1}
 NEW = {"m": {"w": np.arange(20)}, "step": 2}
@@ -286,7 +288,7 @@ def test_what_it_overwrites_is_being_deleted(
     assert names(tmp_path) == ["ckpt"]
 
 
-@pytest.mark.parametrize("when", ["before it carries", "in between"])
+@pytest.mark.parametrize("when", ["as it begins", "before it carries", "in between"])
 def test_another_writers_checkpoint_that_is_being_deleted_has_no_files_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -294,15 +296,21 @@ def test_another_writers_checkpoint_that_is_being_deleted_has_no_files_of_the_us
     path, hidden = tmp_path / "ckpt", list[Hidden]()
     xckpt.save(path, NEW, options=PLAIN)
     files = put_files(path)
-    own_keys_in = carry_module.own_keys_in
+    own_keys_in, replaced = carry_module.own_keys_in, list[Path]()
 
-    def replace_and_delete(*given: Any) -> Any:
+    def replace(*given: Any) -> Any:
         found = own_keys_in(*given)
-        if not hidden and len(given) == 2:
+        if not replaced and given[0] == path:
+            replaced.append(path)
             with monkeypatch.context() as patch:
                 patch.setattr(carry_module, "own_keys_in", own_keys_in)
                 patch.setattr(staging_module, "carry", carry_module.carry)
                 xckpt.save(path, OLD, overwrite=True, options=PLAIN)
+        return found
+
+    def replace_and_delete(*given: Any) -> Any:
+        found = replace(*given)
+        if not hidden:
             hidden.append(hide_checkpoint(Location.parse(path)))
         return found
 
@@ -314,11 +322,79 @@ def test_another_writers_checkpoint_that_is_being_deleted_has_no_files_of_the_us
         carry_module.carry(old, new, seen)
 
     monkeypatch.setattr(staging_module, "carry", carry)
+    if when == "as it begins":
+        monkeypatch.setattr(carry_module, "own_keys_in", replace)
     xckpt.save(path, NEW, overwrite=True, options=PLAIN)
     hidden[0].sweep(Pace())
     assert step_at(path) == 2 and names(tmp_path) == ["ckpt"]
     assert {name: (path / name).read_text() for name in files} == files
     assert not (path / "m/b/zarr.json").exists() and not (path / "m/b/c").exists()
+
+
+class Slow:
+    """A store of a folder: another call comes between its look at a manifest and the deletion."""
+
+    def __init__(self, store: Any, call: Callable[[], object]) -> None:
+        self.store, self.call = store, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def write(self, key: str, value: bytes | None, *, if_equal: bytes) -> Any:
+        if value is None and self.store.read(key).result().stamp.generation == if_equal:
+            self.call()
+            return self.store.write(key, value)
+        return self.store.write(key, value, if_equal=if_equal)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_deletion_takes_no_manifest_of_a_folder_that_has_just_got_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ended: bool
+) -> None:
+    """TensorStore deletes by path: the new checkpoint went, and its files were the user's then."""
+    path = tmp_path / "ckpt"
+    xckpt.save(path, OLD, options=PLAIN)
+    files = put_files(path)
+
+    def overwrite() -> None:
+        with monkeypatch.context() as patch:
+            if not ended:
+                patch.setattr(staging_module, "remove_old", lambda old, new: None)
+            xckpt.save(path, NEW, overwrite=True, options=PLAIN)
+
+    monkeypatch.setattr(remove, "open_store", lambda at: Slow(open_store(at), overwrite))
+    if ended:
+        with pytest.raises(xckpt.StorageError, match=f"^{path}: another save has replaced this"):
+            hide_checkpoint(Location.parse(path))
+    else:
+        hide_checkpoint(Location.parse(path))
+    assert step_at(path) == 2 and xckpt.open(path).verify() == []
+    monkeypatch.undo()
+    xckpt.save(path, NEW, overwrite=True, options=PLAIN)
+    check_files(path, files)
+    assert names(tmp_path) == ["ckpt"] and not caplog.messages
+
+
+def test_a_claim_that_comes_late_to_an_old_folder_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deletion had opened it; the folder stayed, and a warning said that it was not empty."""
+    path, walk = tmp_path / "ckpt", os.walk
+    xckpt.save(path, OLD, options=PLAIN)
+
+    def late(top: Path, *given: Any, **named: Any) -> Any:
+        yield from walk(top, *given, **named)
+        for name in ("xckpt.saving", "xckpt.json.__lock"):
+            (top / name).touch()
+
+    def remove_old(old: Path, new: Path) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "walk", late)
+            carry_module.remove_old(old, new)
+
+    monkeypatch.setattr(staging_module, "remove_old", remove_old)
+    xckpt.save(path, NEW, overwrite=True, options=PLAIN)
+    assert step_at(path) == 2 and names(tmp_path) == ["ckpt"] and not caplog.messages
 
 
 def test_what_a_deletion_takes_meanwhile_is_not_kept(

@@ -56,6 +56,8 @@ from xckpt.storage.commit.folder import remove_tree, sync_folder, unlisted
 
 logger: Final = logging.getLogger("xckpt")
 
+_LAST: Final = (MANIFEST, CLAIM, f"{MANIFEST}.__lock", f"{CLAIM}.__lock")
+"""They say which other files are ours; a deletion may write its claim until the end."""
 _TRIAL = ".carried"
 """Folder in the staging folder, for trial links."""
 
@@ -151,10 +153,8 @@ def can_carry(old: Path, staging: Path, planned: Manifest | None) -> Seen | None
     """
     check_manifest(manifest_in(old), old)
     trial = staging / _TRIAL
-    own = own_keys_in(old)
     try:
-        seen = Seen(own, os.stat(old))
-        files = list(foreign_files(old, own))
+        seen, files = _looked_into(old, None)
         needed = OwnKeys.of(planned or Manifest((), "")) if files else OwnKeys()
         if any(needed.needs(key) for key in files):
             return None
@@ -181,7 +181,7 @@ def carry(old: Path, new: Path, seen: Seen | None) -> None:
     """
     clashing: list[str] = []
     synced: set[Path] = set()
-    for key in _users_files(old, seen):
+    for key in _looked_into(old, seen)[1]:
         try:
             synced |= _link(old, new, key)
         except FileNotFoundError:
@@ -199,17 +199,18 @@ def carry(old: Path, new: Path, seen: Seen | None) -> None:
         sync_folder(folder)
 
 
-def _users_files(folder: Path, seen: Seen | None) -> list[str]:
-    """The user's files in a folder, whose name another writer's folder may take meanwhile."""
+def _looked_into(folder: Path, before: Seen | None) -> tuple[Seen | None, list[str]]:
+    """The checkpoint in a folder, whose name another's may take meanwhile; the user's files."""
     while True:
         with opened_folder(folder) as opened:
             if opened is None:
-                return []
-            is_seen = seen is not None and os.path.samestat(seen.folder, os.fstat(opened))
-            own = own_keys_in(folder, seen.keys if seen is not None and is_seen else BY_SHAPE)
+                return None, []
+            status = os.fstat(opened)
+            is_same = before is not None and os.path.samestat(before.folder, status)
+            own = own_keys_in(folder, before.keys if before is not None and is_same else BY_SHAPE)
             found = list(foreign_files(folder, own))
             if is_at(opened, folder):
-                return found
+                return Seen(own, status), found
 
 
 def remove_old(old: Path, new: Path) -> None:
@@ -230,8 +231,8 @@ def remove_old(old: Path, new: Path) -> None:
         links = [name for name in folders if os.path.islink(f"{each}/{name}")]
         for name in names + links:
             key = name if at == "." else f"{at}/{name}"
-            if key == MANIFEST:
-                continue  # it goes last, because it says which other files are ours
+            if key in _LAST:
+                continue
             try:
                 if own.owns(key) or _same(old / key, new / key) or _late(old, new, key):
                     os.unlink(old / key)
@@ -245,10 +246,10 @@ def remove_old(old: Path, new: Path) -> None:
                 os.rmdir(each)
             except OSError as error:
                 note(error)
-    if not refused:
+    for name in () if refused else _LAST:
         with contextlib.suppress(OSError):
-            os.unlink(old / MANIFEST)
-    if kept:
+            os.unlink(old / name)
+    if kept := [key for key in kept if os.path.lexists(old / key)]:  # a deletion may be at work
         _keep(old, new, kept)
     remove_last(old, new, *refused[:1])
 

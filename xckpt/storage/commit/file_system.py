@@ -274,12 +274,21 @@ def exchange(a: Path, b: Path) -> None:
         raise OSError(code, os.strerror(code), str(a))
 
 
+def path_of(opened: int, named: str) -> str:
+    """A path of an open folder, whatever its name is by then; its name where the system has none.
+
+    Only Linux exchanges folders, and it has such paths.
+    """
+    path = f"/proc/self/fd/{opened}"
+    return path if os.path.isdir(path) else named
+
+
 @contextlib.contextmanager
 def opened_folder(folder: Path | None) -> Iterator[int | None]:
     """A descriptor of a folder; None without one, or if it is gone."""
     descriptor = None
     if folder is not None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor

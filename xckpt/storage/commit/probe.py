@@ -27,7 +27,7 @@ import contextlib
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Self, TypeVar
 
 import tensorstore as ts
@@ -259,3 +259,13 @@ def note_left(target: Location, left: Mapping[str, int], error: Exception, *, fa
         handled = handled.__context__
     if handled is not None:
         handled.add_note(text)
+
+
+def check_listed(keys: Iterable[bytes], target: Location) -> None:
+    """Refuse a listing that lacks the manifest: with it the data would be gone from sight."""
+    if MANIFEST.encode() not in keys:
+        raise StorageError(
+            f"{target}: the bucket does not list {MANIFEST}, which is there, so nothing was "
+            f"deleted: these credentials may not list (s3:ListBucket; storage.objects.list), or "
+            f"its listings are late: have that permitted, or try again"
+        )

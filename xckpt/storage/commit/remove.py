@@ -10,7 +10,7 @@
    when the claim is another's: an overwrite has deleted the rest, and the path may be free again.
    An overwrite may be deleting what it has replaced: its claim goes first, and what it has sent is
    waited for, because a save to the free path may write the same keys. An overwrite may take the
-   place of a local folder: the folder itself is held open, whatever its name is by then.
+   place of a local folder: in 1 to 3 the folder is held open, whatever its name is by then.
 4. Then the claim goes, and the folder if it is empty. Other files there are the user's and stay.
 """
 
@@ -20,7 +20,7 @@ import contextlib
 import posixpath
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
@@ -38,9 +38,16 @@ from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.commit import conditional
 from xckpt.storage.commit.collect import root_of
 from xckpt.storage.commit.conditional import KeyClaim, delete_keys, let_arrive
-from xckpt.storage.commit.file_system import check_deletable, delete_entries, opened_folder
+from xckpt.storage.commit.file_system import (
+    check_deletable,
+    delete_entries,
+    is_at,
+    opened_folder,
+    path_of,
+)
 from xckpt.storage.commit.folder import new_identity, sync_folder
 from xckpt.storage.commit.keys import REPLACED, KeyStaging
+from xckpt.storage.commit.probe import check_listed
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.refusals import said_of
 
@@ -200,55 +207,59 @@ def hide_checkpoint(target: Location) -> Hidden:
         NotACheckpointError: no committed checkpoint is there.
         StorageError: the storage refused, or another call replaces or removes it just now.
     """
-    for key in (MANIFEST, CLAIM):
-        if problem := file_problem(target, key, MAX_BYTES):
-            raise StorageError(
-                f"{target}: {key} is {problem}, so nothing was deleted: remove the folder "
-                f"yourself, if nothing in it is wanted"
-            )
-    try:
-        return _hidden(target)
-    except StorageError:
-        if target.folder is not None:
-            # Another deletion may have removed the folder; a lock of this one has made it again.
-            with contextlib.suppress(OSError):
-                target.folder.rmdir()
-        raise
+    with storage_errors(target), opened_folder(target.folder) as opened:
+        held = target if opened is None else replace(target, path=path_of(opened, target.path))
+        for key in (MANIFEST, CLAIM):
+            if problem := file_problem(held, key, MAX_BYTES):
+                raise StorageError(
+                    f"{target}: {key} is {problem}, so nothing was deleted: remove the folder "
+                    f"yourself, if nothing in it is wanted"
+                )
+        try:
+            return _hidden(target, held)
+        except StorageError as error:
+            if opened is None:
+                raise
+            if is_at(opened, Path(target.path)):
+                raise StorageError(str(error).replace(held.path, target.path)) from error
+            raise _replaced(target) from error
 
 
-def _hidden(target: Location) -> Hidden:
+def _replaced(target: Location) -> StorageError:
+    why = "another save has replaced this checkpoint just now, or a deletion has removed it"
+    return StorageError(f"{target}: {why}: what is there stays")
+
+
+def _hidden(target: Location, held: Location) -> Hidden:
     with storage_errors(target):
-        store = open_store(target)
+        store = open_store(held)
         listing = store.list() if target.bucket else None
         claiming, seen = store.read(CLAIM), answer(store.read(MANIFEST), target)
         if seen.state == "value" and not is_manifest(seen.value):
             why = f"{MANIFEST} there is no manifest of xckpt, so it may be yours"
             raise StorageError(f"{target}: {why}; nothing was deleted: remove it if it is unwanted")
         if seen.state != "value":
-            raise NotACheckpointError(
-                f"{target} holds no committed checkpoint, so nothing was deleted"
-            )
+            why = "holds no committed checkpoint, so nothing was deleted"
+            raise NotACheckpointError(f"{target} {why}")
         generation = seen.stamp.generation
-        about = Step.GENERATION, target, target, generation
+        about = Step.GENERATION, held, held, generation
         staging = KeyStaging(*about, seen.value, listing=listing)
         # Listed before: keys that others begin to write afterwards must not be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
-        check_deletable(target.folder, [*keys, MANIFEST])
+        check_deletable(held.folder, [*keys, MANIFEST])
         if listing is not None:
-            _check_listed(answer(listing, target), target)
+            check_listed(answer(listing, target), target)
         claim, before = KeyClaim.of(CLAIM, new_identity()), answer(claiming, target)
-        claimed = _claim(store, claim, before.stamp.generation, target)
-        withdrawn = _withdraw(store, target, generation, full=not claimed)
+        claimed = _claim(store, claim, before.stamp.generation, held)
+        withdrawn = _withdraw(store, held, generation, full=not claimed)
         # If none is there, the answer was lost, or the deletion withdrew it whose claim this took.
         if not withdrawn and answer(store.read(MANIFEST), target).state == "value":
             claim.release(store, target)
-            raise StorageError(
-                f"{target}: another save has replaced this checkpoint just now: what it saved stays"
-            )
+            raise _replaced(target)
         if not claimed:
-            _claim(store, claim, before.stamp.generation, target)  # there is room now
-        if target.folder is not None:
-            _make_lasting(target.folder, seen.value, partial(claim.release, store, target))
+            _claim(store, claim, before.stamp.generation, held)  # there is room now
+        if held.folder is not None:
+            _make_lasting(held.folder, seen.value, partial(claim.release, store, target))
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
     last = [*marks, *sorted(groups, reverse=True)]
@@ -269,16 +280,6 @@ def _make_lasting(folder: Path, manifest: bytes, release: Callable[[], object]) 
             aside.rename(folder / MANIFEST)
         release()
         raise
-
-
-def _check_listed(keys: Iterable[bytes], target: Location) -> None:
-    """Refuse a listing that lacks the manifest: with it the data would be gone from sight."""
-    if MANIFEST.encode() not in keys:
-        raise StorageError(
-            f"{target}: the bucket does not list {MANIFEST}, which is there, so nothing was "
-            f"deleted: these credentials may not list (s3:ListBucket; storage.objects.list), or "
-            f"its listings are late: have that permitted, or try again"
-        )
 
 
 def _claim(store: ts.KvStore, claim: KeyClaim, seen: bytes, target: Location) -> bool:
