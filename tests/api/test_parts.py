@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,19 @@ def test_the_items_of_a_part_are_sent_only_to_a_planner_that_looks_at_them(path:
         return planner.seen if group.rank == group.coordinator else None
 
     assert results(2, load) == [["w", "w"], None]
+
+
+def test_what_was_loaded_of_a_part_goes_with_its_last_name(path: Path) -> None:
+    """The planner held itself, and with it the arrays, until Python looked for cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        loaded = xckpt.load(path, at="model")
+        kept = weakref.ref(loaded["w"])
+        del loaded
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_select_without_a_target_tree(path: Path) -> None:

@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from weakref import proxy
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import TargetLeaf
@@ -35,7 +36,8 @@ class PartPlanner(LoadPlanner):
         self._part = part
         self._sees_items = need_items(planner.create_global_plan)
         if not self._sees_items:
-            hook = partial(PartPlanner.create_global_plan, self)
+            # By a proxy: a planner that holds itself would keep what was loaded.
+            hook = partial(PartPlanner.create_global_plan, proxy(self))
             self.create_global_plan = needs_no_items(hook)
 
     def begin_load(self, *, in_place: bool) -> None:
