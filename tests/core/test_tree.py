@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
+from xckpt.core import tree as tree_module
 from xckpt.core.targets.assign import assign
 from xckpt.core.tree import DEEPEST, FlatTree, flatten, rebuild, unflatten
 from xckpt.errors import ManifestError, UnsupportedLeafError
@@ -261,6 +262,27 @@ def test_namedtuples_of_two_trees_are_of_one_class():
     one, other = (unflatten({"m/mu": n}, {"m": "namedtuple:M:mu"}) for n in (1, 2))
     assert isinstance(one, dict) and isinstance(other, dict)
     assert type(one["m"]) is type(other["m"])
+
+
+def test_namedtuples_of_two_threads_are_of_one_class(monkeypatch: pytest.MonkeyPatch):
+    """The other thread makes the class while this one does, and many others after that."""
+    made: list[Any] = []
+    make: Any = tree_module.namedtuple
+
+    def of(kind: str) -> Any:
+        return unflatten({"mu": 1}, {"": f"namedtuple:{kind}:mu"})
+
+    def namedtuple(*given: Any, **how: Any) -> Any:
+        monkeypatch.undo()
+        made.append(of("Threads"))
+        return make(*given, **how)
+
+    monkeypatch.setattr(tree_module, "namedtuple", namedtuple)
+    made.append(of("Threads"))
+    assert type(made[0]) is type(made[1])
+    for number in range(2 * tree_module.MOST_CLASSES):
+        of(f"Other{number}")
+    assert len(tree_module._CLASSES) <= tree_module.MOST_CLASSES
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ state (`xckpt.core.plan.stateful`).
 from __future__ import annotations
 
 import copy
-import functools
 import keyword
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -39,6 +38,9 @@ from xckpt.errors import ManifestError, UnsupportedLeafError
 
 DEEPEST = 64
 """Most containers around a leaf."""
+MOST_CLASSES = 128
+"""Classes of namedtuples that are remembered."""
+_CLASSES: dict[tuple[str, tuple[str, ...]], Callable[..., object]] = {}
 _NO_TENSORS = (dict, list, tuple, str, bytes, bool, int, float, complex, type(None), Mapping)
 """What is a container or a value, though an adapter may know its class."""
 
@@ -242,11 +244,15 @@ def _namedtuple(name: str, detail: str, children: Mapping[str | int, object]) ->
     return _class_of(title, tuple(fields))(*(children[part] for part in fields))
 
 
-@functools.lru_cache(maxsize=1024)
 def _class_of(title: str, fields: tuple[str, ...]) -> Callable[..., object]:
     """The class of namedtuples of a name and fields, made once: two loads give trees that fit."""
+    if (found := _CLASSES.get((title, fields))) is not None:
+        return found
+    if len(_CLASSES) >= MOST_CLASSES:
+        _CLASSES.clear()
     # Only the checkpoint knows the fields, so they have no types.
-    return namedtuple(title, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+    made = namedtuple(title, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+    return _CLASSES.setdefault((title, fields), made)  # one of several threads decides
 
 
 def rebuild(
