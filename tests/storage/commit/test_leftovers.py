@@ -20,6 +20,7 @@ import pytest
 import xckpt
 from tests.support.stored import DOCUMENT
 from xckpt.core.manifest.own_keys import CLAIM
+from xckpt.storage.commit import collect, file_system
 from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import leftovers as leftovers_module
 from xckpt.storage.commit import staging as staging_module
@@ -269,6 +270,32 @@ def test_a_killed_deletion_costs_the_user_no_empty_folder(tmp_path: Path) -> Non
         assert left == {"m", "logs", "m/notes", "a", "a/1", "a/1/0"}
         if killed == len(hidden.keys):
             break
+
+
+def test_what_gc_may_not_delete_of_a_killed_deletion_stays_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim was deleted all the same; and one that another gc had just removed was an error."""
+    step = tmp_path / "step-00000001"
+    xckpt.save(step, {"w": np.ones(3)}, options=xckpt.SaveOptions(pack_bytes=0))
+    hide_checkpoint(Location.parse(step))
+    (step / CLAIM).write_bytes(msgspec.json.encode(ClaimText("elsewhere", 1)))
+    delete = file_system.delete_entry
+
+    def refused(entry: str, folder: int | None) -> None:
+        if entry == "w/c/0":
+            raise PermissionError(13, "no permission")
+        delete(entry, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_system, "delete_entry", refused)
+        with pytest.raises(xckpt.StorageError, match="no permission"):
+            xckpt.gc(tmp_path, older_than=0)
+    [left] = xckpt.gc(tmp_path, dry_run=True)
+    assert [each.removed for each in xckpt.gc(tmp_path, older_than=0)] == [True]
+    assert names(tmp_path) == []
+    step.mkdir()
+    assert collect.remove(left, 0.0).removed
 
 
 @pytest.mark.parametrize(

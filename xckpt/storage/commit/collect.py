@@ -287,11 +287,15 @@ def remove(left: Leftover, older_than: float | None) -> Leftover:
     if there and root is None:
         return left  # a newer release has committed just now
     if place.name == CLAIM:
-        begun = place.stat().st_mtime_ns
+        try:
+            begun = place.stat().st_mtime_ns
+        except FileNotFoundError:  # another call has removed it
+            return replace(left, removed=True)
         with opened_folder(target) as opened:
             own = [] if there else sorted(_own_keys(target), reverse=True)
-            for error in delete_entries([*own, CLAIM], opened).values():
-                raise error
+            for entries in (own, [CLAIM]):  # it says what is left where some are not deleted
+                for error in delete_entries(entries, opened).values():
+                    raise error
         remove_emptied(target, begun)
         if step_number(target.name) is not None:
             with contextlib.suppress(OSError):
