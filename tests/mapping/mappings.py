@@ -297,7 +297,7 @@ def pad(b: Bundle) -> None:
     if any(axis >= len(a.shape) for slot in b.slots for a in slot.values()):
         return
     size = b.draw(st.integers(0, 3))
-    value = b.draw(st.sampled_from([0, 1]))
+    value = b.draw(st.sampled_from([0, 1] if dtype != "float8_e8m0fnu" else [1]))  # it lacks 0
 
     def padded(a: Array) -> Array:
         shape = (*a.shape[:axis], size, *a.shape[axis + 1 :])
