@@ -156,6 +156,8 @@ def load(
         ManifestError: the manifest cannot be trusted.
         TreeMismatchError: target and checkpoint differ; every difference is listed.
         CorruptCheckpointError: data are not what was saved; names leaf and range.
+        StorageError: the storage refused; or a file of another library's checkpoint was written
+            while it was read.
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         NoGroupError: a launcher started several processes, but no process group joins them.

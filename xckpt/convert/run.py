@@ -135,7 +135,7 @@ def convert(
             listed.
         CheckpointExistsError: something is at ``dst``, and ``overwrite`` is False.
         CorruptCheckpointError: the source is not what was saved; names leaf and range.
-        StorageError: a storage refused, or a worker died.
+        StorageError: a storage refused, a worker died, or the source was written meanwhile.
         NoGroupError: a launcher started several processes, but no process group joins them.
         RanksFailedError: ranks failed for several causes, or were lost. Nothing is committed.
 

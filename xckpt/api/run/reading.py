@@ -234,7 +234,7 @@ class RunReading:
 
         Raises:
             NotACheckpointError, CorruptCheckpointError: as `restore`.
-            Exception: what else ``load`` raised.
+            Exception: what else ``load`` raised; a TypeError if it is no function.
 
         Example:
             >>> import xckpt
