@@ -179,15 +179,42 @@ def test_a_step_that_goes_just_now_is_saved_again(
     """By the policies, when the save that was running at the decision has ended."""
     root = str(tmp_path) if kind == "folder" else "memory://goes-just-now"
 
-    def slow(step: Location) -> remove.Hidden:
+    def slow(step: Location, *given: Any) -> remove.Hidden:
         time.sleep(0.2)
-        return hide_checkpoint(step)
+        return hide_checkpoint(step, *given)
 
     monkeypatch.setattr(run_steps, "hide_checkpoint", slow)
     with xckpt.CheckpointManager(root, save=EverySteps(1), keep=Latest(1)) as checkpoints:
         for step in (5, 6, 5):
             assert checkpoints.save(step, many(step, 2))
     assert xckpt.CheckpointManager(root).restore(step=5)["w"][0, 0] == 5
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_a_step_that_another_process_has_saved_again_stays(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a run had chosen it for deletion: the new one went."""
+    root = str(tmp_path) if kind == "folder" else "memory://saved-again"
+    again = [7]
+
+    def late(step: Location, *given: Any) -> remove.Hidden:
+        if again and step.path.endswith("5"):
+            with xckpt.CheckpointManager(root, save=EverySteps(1)) as other:
+                other.save(5, many(again.pop(), 2), force=True)
+        return hide_checkpoint(step, *given)
+
+    monkeypatch.setattr(run_steps, "hide_checkpoint", late)
+    with xckpt.CheckpointManager(root, save=EverySteps(1), keep=Latest(1)) as checkpoints:
+        for step in (5, 6):
+            checkpoints.save(step, many(step, 2))
+        checkpoints.wait()
+        assert numbers(checkpoints.steps()) == [5, 6]
+        assert checkpoints.restore(step=5)["w"][0, 0] == 7
+        assert "could not be deleted" not in caplog.text
+        checkpoints.save(7, many(7, 2))  # the policies see it by then
+        checkpoints.wait()
+        assert numbers(checkpoints.steps()) == [7]
 
 
 def test_a_deletion_that_was_killed_is_finished_by_the_next_run(tmp_path: Path) -> None:

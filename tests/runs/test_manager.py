@@ -258,7 +258,7 @@ def test_what_cannot_be_deleted_is_logged_and_tried_again(
     checkpoints = xckpt.CheckpointManager(tmp_path, save=ALWAYS, keep=Latest(1))
     with monkeypatch.context() as patch:
 
-        def refused(place: object) -> None:
+        def refused(place: object, *given: object) -> None:
             raise xckpt.StorageError(f"{place}: no permission")
 
         patch.setattr(run_steps, "hide_checkpoint", refused)
@@ -276,9 +276,9 @@ def test_each_step_is_deleted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     removed: list[str] = []
     remove = run_steps.hide_checkpoint
 
-    def noted(place: Location) -> Hidden:
+    def noted(place: Location, *given: Any) -> Hidden:
         removed.append(Path(place.path).name)
-        return remove(place)
+        return remove(place, *given)
 
     monkeypatch.setattr(run_steps, "hide_checkpoint", noted)
     with xckpt.CheckpointManager(tmp_path, save=ALWAYS, keep=Latest(1)) as checkpoints:
@@ -299,7 +299,7 @@ def killed_at_deletion(root: str, half: bool) -> None:
     if half:
         Hidden.sweep = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     else:
-        run_steps.hide_checkpoint = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        run_steps.hide_checkpoint = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     with xckpt.CheckpointManager(root, save=ALWAYS, keep=Latest(1)) as checkpoints:
         train(checkpoints, range(2))
 

@@ -121,12 +121,12 @@ def runs_on(keep: list[KeepPolicy], operations: list[str]) -> None:
     run = Run(keep)
     remove, write = run_steps.hide_checkpoint, ZarrStorageWriter.write_data
 
-    def removed(place: Location) -> Hidden:
+    def removed(place: Location, *given: Any) -> Hidden:
         step = int(place.path[-8:])
         later = run.order[len(run.order) - run.order[::-1].index(step) :]
         if not set(later) & run.there() & run.whole:
             run.early.append(step)
-        return remove(place)
+        return remove(place, *given)
 
     def written(self: ZarrStorageWriter, *arguments: Any) -> object:
         if run.fails:

@@ -34,9 +34,9 @@ from xckpt.core.manifest.memory import COPIES, LEAST_LIMIT, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.run.foreign import foreign_format, items_held
 from xckpt.core.run.names import step_number, steps_in
-from xckpt.core.run.record import StepRecord, outlined, place_of, read_record
+from xckpt.core.run.record import StepRecord, is_of, outlined, place_of, read_record, sealed
 from xckpt.core.struct_types import prepare_structs
-from xckpt.errors import ManifestError, NotACheckpointError
+from xckpt.errors import CheckpointReplacedError, ManifestError, NotACheckpointError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.file_checks import content_of, lengths
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
@@ -58,16 +58,6 @@ class Steps(msgspec.Struct, frozen=True, array_like=True):
 
 
 prepare_structs(Steps)
-
-
-class _Sealed(msgspec.Struct):
-    """A manifest as it is stored."""
-
-    digest: str
-    checkpoint: msgspec.Raw
-
-
-_sealed: Final = msgspec.json.Decoder(_Sealed).decode
 
 
 class _Committed(NamedTuple):
@@ -218,11 +208,11 @@ def _answered(
 
 
 def _record(number: int, name: str, manifest: bytes, memory_bytes: int) -> StepRecord:
-    sealed = _sealed(manifest)
-    if digest_bytes(memoryview(sealed.checkpoint)).hex() != sealed.digest:
+    stored = sealed(manifest)
+    if digest_bytes(memoryview(stored.checkpoint)).hex() != stored.digest:
         raise msgspec.DecodeError("the manifest was altered")
-    check_memory(decoded_bytes(memoryview(sealed.checkpoint)), "the manifest", memory_bytes)
-    size, user = outlined(sealed.checkpoint)
+    check_memory(decoded_bytes(memoryview(stored.checkpoint)), "the manifest", memory_bytes)
+    size, user = outlined(stored.checkpoint)
     return read_record(number, name, user, size)
 
 
@@ -255,16 +245,16 @@ class Remover:
         with self._lock:
             return {name for task, name in self._tasks.items() if not task.done()}
 
-    def remove(self, name: str) -> Future[None]:
-        """Delete the step of a folder name; faults are logged and raised by the future."""
+    def remove(self, record: StepRecord) -> Future[None]:
+        """Delete a step, unless it was saved again; faults are logged and raised by the future."""
         check_process()
         with self._lock:
             left, self._left = self._left, []
         for hidden in left:
             self.run(partial(self._sweep, hidden))
-        self.gone.discard(name)
-        hiding = self._hiding.submit(self._hide, name)
-        return self.run(lambda: self._sweep(hiding.result()), name)
+        self.gone.discard(record.name)
+        hiding = self._hiding.submit(self._hide, record)
+        return self.run(lambda: self._sweep(hiding.result()), record.name)
 
     def run(self, task: Callable[[], object], name: str = "") -> Future[None]:
         """Run any other task in that thread."""
@@ -297,20 +287,18 @@ class Remover:
         finally:
             self._pace.calm()
 
-    def _hide(self, name: str) -> Hidden | None:
-        """Hide a step; None if another process has deleted it."""
-        hidden = None
+    def _hide(self, record: StepRecord) -> Hidden | None:
+        """Hide a step; None if another process has deleted it, or saved it again."""
+        place, hidden = self._root.within(record.name).anew(), None
         try:
-            with contextlib.suppress(NotACheckpointError):
-                hidden = hide_checkpoint(self._root.within(name).anew())
+            with contextlib.suppress(NotACheckpointError, CheckpointReplacedError):
+                hidden = hide_checkpoint(place, partial(is_of, record))
         except Exception as error:
             logger.error(
-                "%s could not be deleted: %s; it is tried again after the next save",
-                self._root.within(name),
-                error,
+                "%s could not be deleted: %s; it is tried again after the next save", place, error
             )
             raise
-        self.gone.add(name)
+        self.gone.add(record.name)
         return hidden
 
     def _sweep(self, hidden: Hidden | None) -> None:

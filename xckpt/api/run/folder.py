@@ -85,6 +85,7 @@ class RunFolder:
 
         if reread:
             self._records, self._unreadable, self.damaged = {}, {}, set()
+        self._forget_deleted()
         before = tuple(self._records)
         found = msgspec.msgpack.decode(listed(self.group, self._listing), type=Steps)
         records = {key_of(record): record for record in found.records}
@@ -166,14 +167,16 @@ class RunFolder:
                     self.remove(record)
 
     def _forget_deleted(self) -> None:
-        for known in (self._records, self._unreadable):
-            for key, record in tuple(known.items()):
-                if record.name in self.root_of(record).remover.gone:
-                    known.pop(key, None)
+        for root in self.roots:
+            gone = set(root.remover.gone)
+            for name in gone:
+                self._records.pop((root.temporary, name), None)
+                self._unreadable.pop((root.temporary, name), None)
+            root.remover.gone.difference_update(gone)  # another process may save it again
 
     def remove(self, record: StepRecord) -> Future[None]:
         """Delete a step in the background; only the coordinator does."""
-        return self.root_of(record).remover.remove(record.name)
+        return self.root_of(record).remover.remove(record)
 
     def delete(self, number: int) -> None:
         """Delete a step now; collective.

@@ -301,6 +301,18 @@ def own_among(
     return [key for key in keys if key in found and not f"{key}/".startswith(left)]
 
 
+def with_folders(left: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """Keys that are left, and the folders among all keys that they keep from going.
+
+    Example:
+        >>> with_folders(["w/c/0"], ["w/zarr.json", "w/c/1", "w/c/0", "w/c", "w"])
+        ['w/c/0', 'w/c', 'w']
+    """
+    found = set(left)
+    found.update(above for key in tuple(found) for above in _above(key))
+    return [key for key in keys if key in found]
+
+
 def _places_in(keys: Iterable[str]) -> frozenset[str]:
     """The folders among keys in which other checkpoints are, whole or not."""
     places: set[str] = set()

@@ -115,7 +115,15 @@ class _Outline(msgspec.Struct):
     user: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class Sealed(msgspec.Struct):
+    """A manifest as it is stored."""
+
+    digest: str
+    checkpoint: msgspec.Raw
+
+
 prepare_structs(_Written)
+sealed: Final = msgspec.json.Decoder(Sealed).decode
 _outline: Final = msgspec.json.Decoder(_Outline).decode
 _written: Final = msgspec.json.Decoder(_Written).decode
 
@@ -187,6 +195,24 @@ def outlined(manifest: bytes | msgspec.Raw) -> tuple[int, bytes]:
     if size >= 1 << 63:
         raise msgspec.DecodeError("the tensors are absurdly large")
     return size, bytes(outline.user)
+
+
+def is_of(record: StepRecord, manifest: bytes) -> bool:
+    """Whether a stored manifest is of the save that a record describes: it began at the same time.
+
+    Where the record or a damaged manifest says no time, it counts as the same.
+
+    Example:
+        >>> user = b'{"run":{"step":3,"time":60.0}}'
+        >>> manifest = b'{"digest":"","checkpoint":{"leaves":[],"user":%s}}' % user
+        >>> is_of(StepRecord(3, 60.0), manifest), is_of(StepRecord(3, 61.0), manifest)
+        (True, False)
+    """
+    try:
+        _, user = outlined(sealed(manifest).checkpoint)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return True
+    return record.time in (None, read_record(record.number, record.name, user, 0).time)
 
 
 def tensor_bytes(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -30,9 +30,9 @@ import tensorstore as ts
 
 from xckpt.core.commit import Step
 from xckpt.core.manifest.codec import MAX_BYTES
-from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, is_manifest
+from xckpt.core.manifest.own_keys import CLAIM, MANIFEST, is_manifest, with_folders
 from xckpt.engine.ranks.alive import WORK
-from xckpt.errors import NotACheckpointError, StorageError
+from xckpt.errors import CheckpointReplacedError, NotACheckpointError, StorageError
 from xckpt.storage.budget import ProgressCounter, Watcher
 from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.commit import conditional
@@ -172,7 +172,7 @@ class Hidden:
                 counter.add(len(some) - len(refused))
                 pace.after(len(some))
                 WORK.get().moved = time.monotonic()
-            self.keys = _with_folders(left, self.keys)
+            self.keys = with_folders(left, self.keys)
             if not left:
                 left = _delete(store, opened, self.last, self.target)
         if not left:
@@ -188,23 +188,16 @@ class Hidden:
         return not any((folder / key).exists() for key in (MANIFEST, CLAIM))
 
 
-def _with_folders(left: Iterable[str], keys: Iterable[str]) -> list[str]:
-    """Keys that are left, and the folders among all keys that they keep from going.
-
-    Example:
-        >>> _with_folders(["w/c/0"], ["w/zarr.json", "w/c/1", "w/c/0", "w/c", "w"])
-        ['w/c/0', 'w/c', 'w']
-    """
-    found = set(left)
-    above = {each for key in found for each in map(str, PurePosixPath(key).parents)}
-    return [key for key in keys if key in found or key in above]
-
-
-def hide_checkpoint(target: Location) -> Hidden:
+def hide_checkpoint(target: Location, chosen: Callable[[bytes], bool] | None = None) -> Hidden:
     """Hide the checkpoint at a place: delete its manifest and nothing else.
+
+    Args:
+        target: where it is.
+        chosen: says by the manifest whether it is the one that is to go.
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
+        CheckpointReplacedError: another one is there by now.
         StorageError: the storage refused, or another call replaces or removes it just now.
     """
     with storage_errors(target), opened_folder(target.folder) as opened:
@@ -216,21 +209,21 @@ def hide_checkpoint(target: Location) -> Hidden:
                     f"yourself, if nothing in it is wanted"
                 )
         try:
-            return _hidden(target, held)
+            return _hidden(target, held, chosen)
         except StorageError as error:
             if opened is None:
                 raise
             if is_at(opened, Path(target.path)):
-                raise StorageError(str(error).replace(held.path, target.path)) from error
+                raise type(error)(str(error).replace(held.path, target.path)) from error
             raise _replaced(target) from error
 
 
-def _replaced(target: Location) -> StorageError:
+def _replaced(target: Location) -> CheckpointReplacedError:
     why = "another save has replaced this checkpoint just now, or a deletion has removed it"
-    return StorageError(f"{target}: {why}: what is there stays")
+    return CheckpointReplacedError(f"{target}: {why}: what is there stays")
 
 
-def _hidden(target: Location, held: Location) -> Hidden:
+def _hidden(target: Location, held: Location, chosen: Callable[[bytes], bool] | None) -> Hidden:
     with storage_errors(target):
         store = open_store(held)
         listing = store.list() if target.bucket else None
@@ -241,6 +234,8 @@ def _hidden(target: Location, held: Location) -> Hidden:
         if seen.state != "value":
             why = "holds no committed checkpoint, so nothing was deleted"
             raise NotACheckpointError(f"{target} {why}")
+        if chosen is not None and not chosen(seen.value):
+            raise _replaced(target)
         generation = seen.stamp.generation
         about = Step.GENERATION, held, held, generation
         staging = KeyStaging(*about, seen.value, listing=listing)
@@ -253,7 +248,7 @@ def _hidden(target: Location, held: Location) -> Hidden:
         claimed = _claim(store, claim, before.stamp.generation, held)
         withdrawn = _withdraw(store, held, generation, full=not claimed)
         # If none is there, the answer was lost, or the deletion withdrew it whose claim this took.
-        if not withdrawn and answer(store.read(MANIFEST), target).state == "value":
+        if not withdrawn and (not claimed or answer(store.read(MANIFEST), target).state == "value"):
             claim.release(store, target)
             raise _replaced(target)
         if not claimed:
