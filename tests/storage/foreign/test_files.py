@@ -99,6 +99,16 @@ def test_an_object_that_is_not_there() -> None:
         read_whole(path, 10)
 
 
+def test_an_object_that_is_written_anew_is_another() -> None:
+    """Its generation was remembered, so that a load of DCP or Orbax did not notice it."""
+    place, path = Location.parse("memory://files-anew"), find_path("memory://files-anew/file")
+    states: list[bytes] = []
+    for text in (b"one", b"two"):
+        open_store(place).write("file", text).result()
+        states += [state_of(path), state_of(path)]
+    assert states[0] == states[1] != states[2] == states[3]
+
+
 def test_what_changes_is_another(folder: Path) -> None:
     states = {bytes(both(folder, content)[1].state()) for content in (b"a", b"b", b"a")}
     assert len(states) == 3

@@ -57,12 +57,15 @@ class _Keys:
         keys = self._listing_of(path.key)
         if not path.key or (keys is not None and not _holds(keys, path.key)):
             return b""
+        generation = self._generations[path.key] = self.generation_now(path)
+        return generation
+
+    def generation_now(self, path: StoredPath) -> bytes:
+        """The same, asked anew."""
         with storage_errors(path):
             # An empty range requests no content.
             read = answer(self.store.read(path.key, byte_range=slice(0, 0)), self.bucket)
-        generation = read.stamp.generation if read.state == "value" else b""
-        self._generations[path.key] = generation
-        return generation
+        return read.stamp.generation if read.state == "value" else b""
 
     def __contains__(self, path: StoredPath) -> bool:
         keys = self._listing_of(path.key)
