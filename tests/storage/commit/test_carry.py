@@ -379,7 +379,7 @@ def test_a_claim_that_comes_late_to_an_old_folder_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A deletion had opened it; the folder stayed, and a warning said that it was not empty."""
-    path, walk = tmp_path / "ckpt", os.walk
+    path, walk = tmp_path / "ckpt", carry_module.walk_up
     xckpt.save(path, OLD, options=PLAIN)
 
     def late(top: Path, *given: Any, **named: Any) -> Any:
@@ -389,7 +389,7 @@ def test_a_claim_that_comes_late_to_an_old_folder_goes_with_it(
 
     def remove_old(old: Path, new: Path) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "walk", late)
+            patch.setattr(carry_module, "walk_up", late)
             carry_module.remove_old(old, new)
 
     monkeypatch.setattr(staging_module, "remove_old", remove_old)

@@ -311,12 +311,17 @@ def test_text_that_is_none_is_damage(tmp_path: Path, name: str) -> None:
     assert xckpt.open(path).verify() == [] and names(tmp_path) == ["ckpt"]
 
 
+@pytest.mark.thorough
 def test_folders_a_thousand_deep(tmp_path: Path) -> None:
-    at = tmp_path
+    path = at = tmp_path / "d"
+    xckpt.save(path, {"w": np.ones(3)})
     for _ in range(1010):
         at = at / "d"
         at.mkdir()
     assert xckpt.gc(tmp_path) == []
+    xckpt.save(path, {"w": np.ones(4)}, overwrite=True)
+    xckpt.delete(path)
+    assert os.listdir(tmp_path) == ["d"] and os.listdir(path) == ["d"]
     while at != tmp_path:
         at.rmdir()
         at = at.parent

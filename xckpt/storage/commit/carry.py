@@ -31,8 +31,8 @@ import stat
 import time
 import warnings
 from collections.abc import Iterator
-from itertools import chain
-from pathlib import Path
+from itertools import chain, takewhile
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from xckpt.core.manifest.codec import parse
@@ -49,6 +49,7 @@ from xckpt.core.text.printable import in_few
 from xckpt.core.text.shown import readable_bytes
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
+from xckpt.storage.abilities.walk import walk, walk_up
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.file_checks import documents_in, manifest_in
 from xckpt.storage.commit.file_system import is_at, opened_folder
@@ -108,33 +109,33 @@ def own_keys_in(folder: Path, deleted: OwnKeys = BY_SHAPE) -> OwnKeys:
 def names_below(folder: Path) -> list[str]:
     """All files and folders below a folder, relative to it; pathlib takes twice the time."""
     start = len(os.path.join(folder, ""))
-    walk = os.walk(folder, onerror=unlisted)
-    return [f"{top}/{name}"[start:] for top, *names in walk for name in chain(*names)]
+    found = walk(folder, unlisted)
+    return [f"{top}/{name}"[start:] for top, *names in found for name in chain(*names)]
 
 
-def foreign_files(folder: Path, own: OwnKeys, at: str = "") -> Iterator[str]:
-    """The user's files and empty folders in a checkpoint's folder, below ``at``, as keys; sorted.
+def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:
+    """The user's files and empty folders in a checkpoint's folder, as keys.
 
     Folders of arrays are looked through as well; measured: 28 microseconds for a leaf.
 
     Raises:
         OSError: a folder cannot be listed.
     """
-    try:
-        with os.scandir(folder / at) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return  # it was removed just now
-    ours = at in ("", GENERATIONS) or own.is_group(at) or own.is_array(at) or own.owns(at)
-    if not entries and not ours:
-        yield at
-    for entry in entries:
-        key = f"{at}/{entry.name}" if at else entry.name
-        if not entry.is_dir(follow_symlinks=False):
-            if not own.owns(key):
-                yield key
-        else:
-            yield from foreign_files(folder, own, key)
+    left = [""]
+    while left:
+        at = left.pop()
+        try:
+            with os.scandir(folder / at) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue  # it was removed just now
+        ours = at in ("", GENERATIONS) or own.is_group(at) or own.is_array(at) or own.owns(at)
+        if not entries and not ours:
+            yield at
+        keys = {(f"{at}/{entry.name}" if at else entry.name): entry for entry in entries}
+        folders = [key for key, each in keys.items() if each.is_dir(follow_symlinks=False)]
+        yield from (key for key in keys.keys() - folders if not own.owns(key))
+        left += reversed(folders)
 
 
 def can_carry(old: Path, staging: Path, planned: Manifest | None) -> Seen | None:
@@ -226,7 +227,7 @@ def remove_old(old: Path, new: Path) -> None:
         own = own_keys_in(old)
     except OSError as error:
         return remove_last(old, new, error)
-    for each, folders, names in os.walk(old, topdown=False, onerror=note):
+    for each, folders, names in walk_up(old, note):
         at = os.path.relpath(each, old).replace(os.sep, "/")
         links = [name for name in folders if os.path.islink(f"{each}/{name}")]
         for name in names + links:
@@ -278,7 +279,7 @@ def rescue(staged: Path, target: Path) -> None:
     if target.exists():
         remove_old(staged, target)
     else:
-        shutil.rmtree(staged, ignore_errors=True)
+        remove_tree(staged)
 
 
 def _keep(old: Path, new: Path, kept: list[str]) -> None:
@@ -326,13 +327,14 @@ def _link(old: Path, new: Path, key: str) -> set[Path]:
 
 def _make_folders(old: Path, new: Path, key: str) -> set[Path]:
     """Make a folder and those above it, with the modes and times of the old ones."""
-    target = new / key
-    if target.is_dir():
-        return set()
-    changed = _make_folders(old, new, os.path.dirname(key)) if key else set[Path]()
-    target.mkdir()
-    shutil.copystat(old / key, target)
-    return changed | {target, target.parent}
+    above = chain([key], map(str, PurePosixPath(key).parents))
+    missing = list(takewhile(lambda each: not (new / each).is_dir(), above))
+    changed = set[Path]()
+    for each in reversed(missing):
+        (new / each).mkdir()
+        shutil.copystat(old / each, new / each)
+        changed |= {new / each, (new / each).parent}
+    return changed
 
 
 def _same(one: Path, other: Path) -> bool:

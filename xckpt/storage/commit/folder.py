@@ -35,6 +35,7 @@ from xckpt.core.commit import Step
 from xckpt.core.struct_types import prepare_structs
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import CheckpointExistsError
+from xckpt.storage.abilities.walk import walk_up
 from xckpt.storage.commit.file_system import (
     Lock,
     lock,
@@ -294,7 +295,7 @@ def remove_tree(folder: Path) -> None:
     A save that has failed for want of descriptors has no more of them, and `shutil.rmtree` takes
     one for each level.
     """
-    for each, folders, files in os.walk(folder, topdown=False):
+    for each, folders, files in walk_up(folder):
         for name in files + [name for name in folders if os.path.islink(f"{each}/{name}")]:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(each, name))
