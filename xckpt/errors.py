@@ -182,7 +182,7 @@ class StorageError(XckptError, OSError):
 
 
 class CheckpointReplacedError(StorageError):
-    """Another save has replaced the checkpoint, or it was removed, while it was read.
+    """Another save has replaced the checkpoint, or it was removed, while it was read or deleted.
 
     A load starts again from the new one before it raises this: 5 times, and up to 100 times in its
     first minute. What `xckpt.open` has opened does not change under its reader: open it again.

@@ -134,7 +134,7 @@ def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:
             yield at
         keys = {(f"{at}/{entry.name}" if at else entry.name): entry for entry in entries}
         folders = [key for key, each in keys.items() if each.is_dir(follow_symlinks=False)]
-        yield from (key for key in keys.keys() - folders if not own.owns(key))
+        yield from sorted(key for key in keys.keys() - folders if not own.owns(key))
         left += reversed(folders)
 
 

@@ -20,6 +20,7 @@ import os
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from stat import S_ISDIR
 from typing import ClassVar, TypeAlias
 
 from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_files
@@ -330,9 +331,11 @@ def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:
 
 
 def _find_folder(folder: Path) -> Found:
-    if not folder.exists():
+    try:
+        is_folder = S_ISDIR(folder.stat().st_mode)  # one look: another process may delete it
+    except (FileNotFoundError, NotADirectoryError):
         return Found.NOTHING
-    if not folder.is_dir():
+    if not is_folder:
         from xckpt.storage.foreign.single_files import what_is_there
 
         raise CheckpointExistsError(
