@@ -56,6 +56,9 @@ NUMBERS = {
 """System calls that change files, by their numbers."""
 
 
+_SELF = "/proc/self/"
+
+
 class CannotRecordError(Exception):
     """A process changes files in a way that no operation expresses, or cannot be traced."""
 
@@ -223,6 +226,8 @@ class _Reader:
         """The absolute path of a path argument; its last part may be a symbolic link."""
         found = self._memory(address, 4096).split(b"\0", 1)[0]
         path = os.fsdecode(found).rstrip("/")
+        if path.startswith(_SELF):  # it is the thread's self, not that of this process
+            path = f"/proc/{self.call.thread}/{path.removeprefix(_SELF)}"
         if not path.startswith("/"):
             within = _signed(folder, 32)
             start = "cwd" if within == _AT_FDCWD else f"fd/{within}"

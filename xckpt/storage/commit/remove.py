@@ -248,7 +248,7 @@ def _hidden(target: Location, held: Location, chosen: Callable[[bytes], bool] | 
         claimed = _claim(store, claim, before.stamp.generation, held)
         withdrawn = _withdraw(store, held, generation, full=not claimed)
         # If none is there, the answer was lost, or the deletion withdrew it whose claim this took.
-        if not withdrawn and (not claimed or answer(store.read(MANIFEST), target).state == "value"):
+        if not withdrawn and answer(store.read(MANIFEST), target).state == "value":
             claim.release(store, target)
             raise _replaced(target)
         if not claimed:
