@@ -35,7 +35,12 @@ static const char *setting(const char *name) {
 
 static int lacks(const char *what) { return strstr(setting("ODD_LACKS"), what) != NULL; }
 
+static int fd_below(int fd);
+
+/* Whether a path is below the root; one through a descriptor counts by the folder that this is. */
 static int below(const char *path) {
+  int fd;
+  if (path && sscanf(path, "/proc/self/fd/%d/", &fd) == 1) return fd_below(fd);
   const char *root = setting("ODD_ROOT");
   size_t length = strlen(root);
   return length && path && !strncmp(path, root, length) && (path[length] == '/' || !path[length]);
