@@ -39,8 +39,8 @@ static int fd_below(int fd);
 
 /* Whether a path is below the root; one through a descriptor counts by the folder that this is. */
 static int below(const char *path) {
-  int fd;
-  if (path && sscanf(path, "/proc/self/fd/%d/", &fd) == 1) return fd_below(fd);
+  int fd, end = 0;
+  if (path && sscanf(path, "/proc/self/fd/%d/%n", &fd, &end) == 1 && end) return fd_below(fd);
   const char *root = setting("ODD_ROOT");
   size_t length = strlen(root);
   return length && path && !strncmp(path, root, length) && (path[length] == '/' || !path[length]);
