@@ -221,7 +221,7 @@ def test_a_name_that_is_taken_while_it_saves(tmp_path: Path) -> None:
 
 
 def appear_after_carrying(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    def carry(old: Path, new: Path, seen: Seen | None) -> None:
+    def carry(old: Path, new: Path, seen: Seen) -> None:
         carry_module.carry(old, new, seen)
         (old / name).unlink(missing_ok=True)
         (old / name).write_text(text)
@@ -273,7 +273,7 @@ def test_what_it_overwrites_is_being_deleted(
         if ended:
             hidden[0].sweep(Pace())
 
-    def carry(old: Path, new: Path, seen: Seen | None) -> None:
+    def carry(old: Path, new: Path, seen: Seen) -> None:
         if when == "before it carries":
             delete()
         carry_module.carry(old, new, seen)
@@ -314,7 +314,7 @@ def test_another_writers_checkpoint_that_is_being_deleted_has_no_files_of_the_us
             hidden.append(hide_checkpoint(Location.parse(path)))
         return found
 
-    def carry(old: Path, new: Path, seen: Seen | None) -> None:
+    def carry(old: Path, new: Path, seen: Seen) -> None:
         if when == "in between":
             monkeypatch.setattr(carry_module, "own_keys_in", replace_and_delete)
         else:

@@ -16,8 +16,10 @@ import pytest
 import xckpt
 from tests.support.servers import environment, gcs, new_place, s3
 from tests.support.stored import DOCUMENT
+from xckpt.core.manifest.own_keys import GENERATIONS
 from xckpt.storage import ZarrStorageWriter
 from xckpt.storage.commit.conditional import KeyClaim
+from xckpt.storage.commit.file_system import hold, let_go
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.commit.remove import Pace, hide_checkpoint
 from xckpt.storage.location import Location, open_store
@@ -134,6 +136,24 @@ def test_a_save_after_a_deletion_that_had_no_room_for_a_claim(
     xckpt.save(path, {"w": np.arange(3, 6)}, options=plain)
     hidden.sweep(Pace())
     assert xckpt.open(path).verify() == [] and xckpt.load(path)["w"].tolist() == [3, 4, 5]
+
+
+def test_a_generation_that_its_save_still_holds_goes_with_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save has committed it, and has not ended: it is deleting what it replaced."""
+    monkeypatch.setattr("xckpt.storage.commit.staging.can_exchange", lambda folder: False)
+    path = tmp_path / "ckpt"
+    for end in (xckpt.delete, lambda path: xckpt.save(path, STATE, overwrite=True)):
+        for _ in range(2):
+            xckpt.save(path, STATE, overwrite=True)
+        (generation,) = (path / GENERATIONS).iterdir()
+        held = hold(generation)
+        end(path)
+        let_go(held)
+        assert not generation.exists()
+    xckpt.delete(path)
+    assert not path.exists()
 
 
 def test_a_save_beside_a_deletion_lives_on(tmp_path: Path) -> None:

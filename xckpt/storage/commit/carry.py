@@ -66,8 +66,8 @@ _TRIAL = ".carried"
 class Seen(NamedTuple):
     """The checkpoint that a save is to replace, as it was when the save began."""
 
-    keys: OwnKeys
-    folder: os.stat_result
+    keys: OwnKeys = BY_SHAPE
+    folder: os.stat_result | None = None  # if it was not gone by then
 
 
 def own_keys(manifest: bytes | None) -> OwnKeys:
@@ -155,7 +155,7 @@ def can_carry(old: Path, staging: Path, planned: Manifest | None) -> Seen | None
     check_manifest(manifest_in(old), old)
     trial = staging / _TRIAL
     try:
-        seen, files = _looked_into(old, None)
+        seen, files = _looked_into(old, Seen())
         needed = OwnKeys.of(planned or Manifest((), "")) if files else OwnKeys()
         if any(needed.needs(key) for key in files):
             return None
@@ -168,7 +168,7 @@ def can_carry(old: Path, staging: Path, planned: Manifest | None) -> Seen | None
     return seen
 
 
-def carry(old: Path, new: Path, seen: Seen | None) -> None:
+def carry(old: Path, new: Path, seen: Seen) -> None:
     """Link the user's files from the old folder into the new one, durably.
 
     Args:
@@ -200,15 +200,15 @@ def carry(old: Path, new: Path, seen: Seen | None) -> None:
         sync_folder(folder)
 
 
-def _looked_into(folder: Path, before: Seen | None) -> tuple[Seen | None, list[str]]:
+def _looked_into(folder: Path, before: Seen) -> tuple[Seen, list[str]]:
     """The checkpoint in a folder, whose name another's may take meanwhile; the user's files."""
     while True:
         with opened_folder(folder) as opened:
             if opened is None:
-                return None, []
+                return Seen(), []
             status = os.fstat(opened)
-            is_same = before is not None and os.path.samestat(before.folder, status)
-            own = own_keys_in(folder, before.keys if before is not None and is_same else BY_SHAPE)
+            is_same = before.folder is not None and os.path.samestat(before.folder, status)
+            own = own_keys_in(folder, before.keys if is_same else BY_SHAPE)
             found = list(foreign_files(folder, own))
             if is_at(opened, folder):
                 return Seen(own, status), found

@@ -264,11 +264,14 @@ class KeyStaging:
 
 
 def _keys_of(staging: KeyStaging, store: ts.KvStore) -> list[str]:
-    """The keys at the path; of a local folder also its folders, but no generation that is held."""
+    """The keys at the path; of a local folder its folders too, but no save's that is under way."""
     folder = staging.target.folder
     if folder is not None:
-        held = tuple(f"{GENERATIONS}/{name}" for name in held_in(folder / GENERATIONS))
-        return [key for key in names_below(folder) if not key.startswith(held)]
+        from xckpt.storage.commit.collect import root_of  # few saves need it
+
+        held = {f"{GENERATIONS}/{name}" for name in held_in(folder / GENERATIONS)}
+        held.discard(root_of(staging.old or b"") or "")  # its save is committed, if not at its end
+        return [key for key in names_below(folder) if not key.startswith(tuple(held))]
     listing, staging.listing = staging.listing, None
     return [key.decode() for key in answer(listing or store.list(), staging.target)]
 

@@ -161,7 +161,7 @@ class StagedCheckpoint(StagedFolder):
     """`location` relative to the manifest."""
     exchanging: bool = field(default=False, init=False)
     """Whether the two folders may have been exchanged."""
-    seen: Seen | None = field(default=None, init=False)
+    seen: Seen = field(default=Seen(), init=False)
     """The checkpoint that is to be replaced."""
     opened: int = field(default=-1, init=False)
     """A descriptor of the staging folder, which identifies it even if another took its place."""
@@ -324,10 +324,10 @@ def _begin_folder(
 
 def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:
     """Whether the staging folder can replace the old one without a loss."""
-    if not can_exchange(staged.staging):
-        return False
-    staged.seen = can_carry(staged.target, staged.staging, planned)
-    return staged.seen is not None
+    exchanges = can_exchange(staged.staging)
+    seen = can_carry(staged.target, staged.staging, planned) if exchanges else None
+    staged.seen = seen or Seen()
+    return seen is not None
 
 
 def _find_folder(folder: Path) -> Found:
