@@ -18,7 +18,7 @@ import torch
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.part.planner import PartPlanner
+from xckpt.core.part.planner import part_planner
 from xckpt.core.part.selection import Selection
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.reads.items import need_items
@@ -102,7 +102,7 @@ def test_the_items_of_a_part_are_sent_only_to_a_planner_that_looks_at_them(path:
             return super().create_global_plan(global_plan)
 
     for inner in (DefaultLoadPlanner(), Looking()):
-        planner = PartPlanner(inner, Selection.asked("model"))
+        planner = part_planner(inner, Selection.asked("model"))
         assert need_items(planner.create_global_plan) is isinstance(inner, Looking)
 
     def load(group: ThreadGroup) -> Any:

@@ -108,6 +108,6 @@ class PartialLoad:
         if part == ALL:
             return planner
         # Not on the plain way of a load.
-        from xckpt.core.part.planner import PartPlanner
+        from xckpt.core.part.planner import part_planner
 
-        return PartPlanner(planner, part)
+        return part_planner(planner, part)

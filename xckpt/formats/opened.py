@@ -25,6 +25,7 @@ from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.slabs import blocks
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.problem import Problem
+from xckpt.core.text.arguments import check_function
 from xckpt.core.values import decode_value, encode_value, value_kind
 from xckpt.errors import NotACheckpointError, XckptError
 from xckpt.formats.detect import open_source
@@ -259,6 +260,7 @@ class SourceCheckpoint(Checkpoint):
         Raises:
             StorageError: a file was written meanwhile.
         """
+        check_function("verify", "progress", "a function of an xckpt.Progress", progress)
         self.begin()
         source, problems, state = self.source, list[Problem](), self.source.state()
         counter = ProgressCounter(sum(spec.nbytes for spec in source.specs.values()), progress)

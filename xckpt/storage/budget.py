@@ -22,7 +22,6 @@ from queue import SimpleQueue
 from typing import Final, TypeVar
 
 from xckpt.core.plan.wanted import Countdown
-from xckpt.core.text.arguments import wrong_argument
 from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import WORK
 from xckpt.options import CallOptions, default_threads, processors, storage_option
@@ -324,9 +323,9 @@ class ProgressCounter:
     """
 
     def __init__(self, total: int, callback: Watcher, unit: str = "bytes") -> None:
-        if not isinstance(callback, bool | None) and not callable(callback):
-            raise wrong_argument("verify", "progress", "a function of an xckpt.Progress", callback)
-        self.total, self.done, self._unit = total, 0, unit
+        self.total: int = total
+        self._unit = unit
+        self.done: int = 0
         # The call that knows its purpose turns True into a progress bar.
         self._callback = None if isinstance(callback, bool) else callback
         self._lock = threading.Lock()

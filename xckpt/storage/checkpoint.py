@@ -21,6 +21,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry, arrays
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
+from xckpt.core.text.arguments import check_function
 from xckpt.core.text.shown import readable_bytes
 from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.engine.limits import not_compiled
@@ -144,6 +145,7 @@ class Checkpoint(StoredTree):
             StorageError: the storage gave no answer in time, which says nothing about the
                 checkpoint.
         """
+        check_function("verify", "progress", "a function of an xckpt.Progress", progress)
         check_process()
         self._check_chunks()
         self.location.access.start()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from weakref import proxy
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import TargetLeaf
@@ -34,11 +32,6 @@ class PartPlanner(LoadPlanner):
     def __init__(self, planner: LoadPlanner, part: Selection) -> None:
         self._planner = planner
         self._part = part
-        self._sees_items = need_items(planner.create_global_plan)
-        if not self._sees_items:
-            # By a proxy: a planner that holds itself would keep what was loaded.
-            hook = partial(PartPlanner.create_global_plan, proxy(self))
-            self.create_global_plan = needs_no_items(hook)
 
     def begin_load(self, *, in_place: bool) -> None:
         """Tell the planner what the load is."""
@@ -77,12 +70,7 @@ class PartPlanner(LoadPlanner):
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """All ranks' plans, as the planner adjusts them."""
-        alike = dict.fromkeys(plan.names for plan in global_plan)  # most ranks want the same
-        below = {names: tuple(map(self._part.below, names)) for names in alike}
-        inner = [replace(plan, names=below[plan.names]) for plan in global_plan]
-        if not self._sees_items:
-            return self._planner.create_global_plan(inner)
-        plans = self._planner.create_global_plan([*map(self._below, inner)])
+        plans = self._planner.create_global_plan([*map(self._below, self._named(global_plan))])
         return [*map(self._outer, plans)]
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -113,6 +101,12 @@ class PartPlanner(LoadPlanner):
         """What the planner has loaded."""
         return self._planner.result()
 
+    def _named(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Plans that ask for leaves by the names that these have in the part."""
+        alike = dict.fromkeys(plan.names for plan in plans)  # most ranks want the same
+        below = {names: tuple(map(self._part.below, names)) for names in alike}
+        return [replace(plan, names=below[plan.names]) for plan in plans]
+
     def _below(self, plan: LoadPlan) -> LoadPlan:
         return self._renamed(plan, self._part.below)
 
@@ -123,6 +117,28 @@ class PartPlanner(LoadPlanner):
         if not self._part.at:
             return plan
         return replace(plan, items=[_item(item, rename) for item in plan.items])
+
+
+class _NamesPlanner(PartPlanner):
+    """The same for a planner that looks at no items of all ranks' plans: these need not be sent."""
+
+    @needs_no_items
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """All ranks' plans, as the planner adjusts them."""
+        return self._planner.create_global_plan(self._named(global_plan))
+
+
+def part_planner(planner: LoadPlanner, part: Selection) -> PartPlanner:
+    """A planner that loads a part as another one says.
+
+    Example:
+        >>> from xckpt.core.plan.load import DefaultLoadPlanner
+        >>> planner = part_planner(DefaultLoadPlanner(), Selection.asked("model"))
+        >>> need_items(planner.create_global_plan)
+        False
+    """
+    kind = PartPlanner if need_items(planner.create_global_plan) else _NamesPlanner
+    return kind(planner, part)
 
 
 def _item(item: ReadItem, rename: Callable[[str], str]) -> ReadItem:

@@ -13,6 +13,21 @@ def wrong_argument(call: str, name: str, takes: str, value: object) -> TypeError
     return TypeError(f"{call}({name}=) takes {takes}, not {shown_value(value)}")
 
 
+def check_function(call: str, name: str, takes: str, value: object) -> None:
+    """Refuse an argument that is neither a function nor None.
+
+    Raises:
+        TypeError: it is neither.
+
+    Example:
+        >>> check_function("verify", "progress", "a function", 3)
+        Traceback (most recent call last):
+        TypeError: verify(progress=) takes a function, not the int 3
+    """
+    if value is not None and not callable(value):
+        raise wrong_argument(call, name, takes, value)
+
+
 def seconds_of(timeout: object) -> float:
     """The seconds of a timeout.
 
