@@ -87,10 +87,38 @@ def test_damage_is_named(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "w: " in result.stderr
 
 
+def marker(path: Path) -> Path:
+    """A file that each writer of a format writes."""
+    marks = [path / name for name in ("_METADATA", ".metadata")]
+    return next((each for each in marks if each.exists()), path)
+
+
+def test_what_was_written_since_it_was_opened_is_not_read(path: Path) -> None:
+    """Its places in the files are those of before."""
+    checkpoint = xckpt.open(path)
+    array = checkpoint.array("b")
+    assert array[1] == 1
+    os.utime(marker(path), ns=(1, 1))
+    for read in (lambda: array[1], lambda: np.asarray(array), checkpoint.verify):
+        with pytest.raises(xckpt.CheckpointReplacedError, match="was replaced after it was opened"):
+            read()
+    assert np.array_equal(xckpt.open(path).array("b")[...], STATE["b"])
+
+
+@pytest.mark.parametrize("elements", [5, 50_000, 1])
+def test_a_file_that_torch_writes_over(elements: int, tmp_path: Path) -> None:
+    """It truncates the file and writes on in it; a shorter one is not called damaged."""
+    path = tmp_path / "x.pt"
+    torch.save({"b": torch.arange(20_000)}, path)
+    array = xckpt.open(path).array("b")
+    torch.save({"b": torch.arange(elements)}, path)
+    with pytest.raises(xckpt.CheckpointReplacedError, match="open it again"):
+        array[-1]
+
+
 def test_what_is_written_while_it_is_verified_or_copied(path: Path) -> None:
     """What was read, or is in the copy, may be of two checkpoints."""
-    marks = [path / name for name in ("_METADATA", ".metadata")]
-    file = next((each for each in marks if each.exists()), path)
+    file = marker(path)
 
     def rewrite(progress: xckpt.Progress) -> None:
         os.utime(file, ns=(1, progress.done + 1))

@@ -27,7 +27,7 @@ from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import check_function
 from xckpt.core.values import decode_value, encode_value, value_kind
-from xckpt.errors import NotACheckpointError, XckptError
+from xckpt.errors import CorruptCheckpointError, NotACheckpointError, XckptError
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import PART_BYTES, FormatsAt, SourceReader
 from xckpt.formats.source import TensorSource, user_of
@@ -125,9 +125,8 @@ class SourceArray(StoredArray):
 
     def read(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory; see `StoredArray.read`."""
-        self.home.begin()
-        if box.elements:
-            self.read_box(box, into)
+        self._read(box, into)
+        self.home.check_unchanged()
 
     def fill(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory by several threads; see `StoredArray.fill`."""
@@ -138,7 +137,17 @@ class SourceArray(StoredArray):
             return
         with Pool(threads=self._options.threads, budget=self._options.memory_bytes) as pool:
             for cut in cuts:
-                pool.submit(partial(self.read, cut, into[(*cut.slices(box.offsets), ...)]))
+                pool.submit(partial(self._read, cut, into[(*cut.slices(box.offsets), ...)]))
+        self.home.check_unchanged()
+
+    def _read(self, box: Box, into: NDArray[np.generic]) -> None:
+        self.home.begin()
+        try:
+            if box.elements:
+                self.read_box(box, into)
+        except CorruptCheckpointError:
+            self.home.check_unchanged()  # its writer may have shortened it
+            raise
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopened_array, (self.home, self.name)
@@ -186,6 +195,7 @@ class SourceCheckpoint(Checkpoint):
         self.manifest: Manifest = manifest_of(source)
         self.user_metadata: object = self.manifest.user
         self.source = source
+        self._state = self._state_now()
         self.closed: bool = False
         """Whether `close` was called."""
         self._entries = {leaf.name: leaf for leaf in self.manifest.leaves}
@@ -235,6 +245,21 @@ class SourceCheckpoint(Checkpoint):
         if self.closed:
             raise ValueError(f"{self.location} is closed; open it again")
 
+    def check_unchanged(self) -> None:
+        """Refuse what was read of local files that were written since they were opened.
+
+        An object of a bucket that was replaced refuses the read itself.
+
+        Raises:
+            CheckpointReplacedError: they were.
+        """
+        written = not self.closed and self._state_now() != self._state
+        if written and not self.closed:  # `close` changes what the source says
+            raise replaced(self.path, "after it was opened")
+
+    def _state_now(self) -> bytes:
+        return b"" if self.location.bucket else self.source.state()
+
     def begin(self) -> None:
         """A read begins: a bucket that gave no answer in the last one is asked again.
 
@@ -259,9 +284,11 @@ class SourceCheckpoint(Checkpoint):
 
         Raises:
             StorageError: a file was written meanwhile.
+            CheckpointReplacedError: a local file was written since it was opened.
         """
         check_function("verify", "progress", "a function of an xckpt.Progress", progress)
         self.begin()
+        self.check_unchanged()
         source, problems, state = self.source, list[Problem](), self.source.state()
         counter = ProgressCounter(sum(spec.nbytes for spec in source.specs.values()), progress)
 

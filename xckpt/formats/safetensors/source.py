@@ -143,7 +143,7 @@ class SafetensorsSource(TensorSource):
 
     def state(self) -> bytes:
         """A value that changes if a file is written; see `TensorSource.state`."""
-        return b"".join(file.state() for file in self._files.values())
+        return b"".join(file.state() for file in [*self._files.values()])  # `close` clears it
 
     def close(self) -> None:
         """Let go of the files: each is closed once no thread reads it any more."""
