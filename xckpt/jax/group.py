@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
@@ -79,6 +80,8 @@ class JaxGroup:
     rank: int
     size: int
     coordinator: int
+    turn: Final = nullcontext()
+    """See `OperationGroup`; each call has messages of its own, and threads take no turns."""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ Nothing is sent over the process group itself, whatever its backend: training ma
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -39,6 +40,10 @@ _stars: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], Star]
     weakref.WeakKeyDictionary()
 )
 """Process group -> its stars, by purpose and coordinator."""
+_turns: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, threading.RLock]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Process group -> what a thread holds while it uses the stars of a purpose."""
 
 
 class TorchGroup:
@@ -148,6 +153,12 @@ class TorchGroup:
             weakref.finalize(self._process_group, links.close)
         stars[key].patience.warn_after = self._warn_after
         return stars[key]
+
+    @property
+    def turn(self) -> threading.RLock:
+        """See `OperationGroup`."""
+        turns = _turns.setdefault(self._process_group, {})
+        return turns.setdefault(self._purpose, threading.RLock())
 
     @property
     def kept_plans(self) -> KeptPlans:

@@ -80,6 +80,11 @@ class OperationGroup(Group, SuspectingGroup, Protocol):
     timeout: float
     """Seconds that a silent rank is waited for."""
 
+    @property
+    def turn(self) -> contextlib.AbstractContextManager[object]:
+        """Held through a save or load: threads of a process that share its connections take turns."""
+        ...
+
     def begin(self) -> None:
         """The next save or load begins; every rank calls this equally often."""
         ...
@@ -179,6 +184,9 @@ class NumberedGroup(Protocol):
 def operation(group: Group, call: str = CALLS[0]) -> Generator[None, None, None]:
     """One save or load of a group: a rank that is interrupted in it tells the others.
 
+    Another thread of this process that uses the group waits until it is over. Threads that take
+    turns in another order on another rank meet another call there, and raise.
+
     Args:
         group: the ranks.
         call: what this rank calls, one of `CALLS`: for the errors of ranks that call another.
@@ -192,12 +200,13 @@ def operation(group: Group, call: str = CALLS[0]) -> Generator[None, None, None]
         return
     if isinstance(group, CallNamingGroup):
         group.name_call(CALLS.index(call))
-    group.begin()
-    try:
-        yield
-    except BaseException as error:
-        group.leave(error)
-        raise
+    with group.turn:
+        group.begin()
+        try:
+            yield
+        except BaseException as error:
+            group.leave(error)
+            raise
 
 
 class TorchProcesses(Protocol):
