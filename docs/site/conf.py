@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from docs.site.directives import Mermaid
 from docs.site.docstrings import Names, sections
+from docs.site.reference import name_classes
 from docs.site.references import resolve
 from xckpt import __version__
 
@@ -59,6 +60,7 @@ html_theme_options = {
 
 def setup(app: Sphinx) -> None:
     """Have docstrings, references and diagrams read by the modules of `docs.site`."""
+    name_classes()
     app.add_directive("mermaid", Mermaid)
     app.connect("autodoc-process-docstring", sections)
     app.add_domain(Names, override=True)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from docs.site.members import members, shown_bases
+
 MODULES: Final = (
     "xckpt",
     "xckpt.adapters",
@@ -55,6 +57,23 @@ def home(name: str, module: str) -> str:
     return "xckpt.errors" if "xckpt.errors" in holders else holders[0]
 
 
+def classes() -> dict[type, str]:
+    """The classes that have entries of their own -> the name of each on its first page."""
+    return {
+        thing: name
+        for module in reversed(MODULES)
+        for name in public_names(module)
+        if inspect.isclass(thing := getattr(importlib.import_module(module), name))
+        and home(name, module) == module
+    }
+
+
+def name_classes() -> None:
+    """Give each class the name that its entry has, or Sphinx writes "alias of" in its place."""
+    for thing, name in classes().items():
+        thing.__name__ = name
+
+
 def entry(name: str, module: str) -> str:
     """What Sphinx is to do for a name."""
     thing = getattr(importlib.import_module(module), name)
@@ -62,7 +81,10 @@ def entry(name: str, module: str) -> str:
         return f"* `{home(name, module)}.{name}`\n"
     if inspect.isclass(thing):
         kind = "exception" if issubclass(thing, BaseException) else "class"
-        return f".. auto{kind}:: {name}\n   :members:\n   :show-inheritance:\n"
+        shown = shown_bases(thing, classes())
+        rest = ", ".join(base.__name__ for base in thing.__mro__ if base not in shown)
+        inherited = f"   :inherited-members: {rest}\n" if len(shown) > 1 else ""
+        return f".. auto{kind}:: {name}\n   :members:\n{inherited}   :show-inheritance:\n"
     if inspect.isroutine(thing):
         return f".. autofunction:: {name}\n"
     return f".. autodata:: {name}\n"
@@ -89,3 +111,8 @@ def as_markdown(module: str) -> Iterator[str]:
             with contextlib.suppress(TypeError, ValueError):
                 yield f"```python\n{name}{inspect.signature(thing)}\n```\n"
         yield f"{inspect.getdoc(thing) or ''}\n"
+        for each in members(thing, classes()) if inspect.isclass(thing) else ():
+            yield f"### {name}.{each.name}\n"
+            if each.signature:
+                yield f"```python\n{each.name}{each.signature}\n```\n"
+            yield f"{each.text}\n"

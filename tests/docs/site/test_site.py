@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.site import reference, stage
+from docs.site.members import members
 from tests.docs.site.test_search import SITE
 
 
@@ -17,6 +18,15 @@ def test_every_public_name_has_an_anchor() -> None:
         for name in reference.public_names(module):
             home = reference.home(name, module)
             assert f'id="{module}.{name}"' in page or home != module, f"{module}.{name}"
+
+
+def test_every_member_has_an_anchor() -> None:
+    for thing, name in reference.classes().items():
+        module = next(each for each in reference.MODULES if name in reference.public_names(each))
+        home = reference.home(name, module)
+        page = (SITE / "reference" / "api" / f"{home}.html").read_text(encoding="utf-8")
+        for each in members(thing, reference.classes()):
+            assert f'id="{home}.{name}.{each.name}"' in page, f"{home}.{name}.{each.name}"
 
 
 def test_every_page_is_there_as_markdown_and_listed_for_assistants() -> None:
