@@ -103,6 +103,30 @@ def test_one_process_resumes(background: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
+def test_mixed_precision_stays(background: bool, tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    from xckpt.integrations.accelerate import load_state, save_state
+
+    AcceleratorState._reset_state(True)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    torch.manual_seed(0)
+    exact = torch.nn.Linear(64, 1)
+    batch = torch.arange(256.0).sin().view(4, 64)
+    unrounded = exact(batch)
+    model = accelerator.prepare(exact)
+    before = model(batch)
+    assert not torch.equal(before, unrounded)
+    future = save_state(accelerator, tmp_path / "run", background=background)
+    assert torch.equal(model(batch), before)
+    assert future is None or future.result()
+    load_state(accelerator, tmp_path / "run")
+    assert torch.equal(model(batch), before)
+    AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("background", [False, True])
 def test_checkpoints_that_accelerate_names(background: bool, tmp_path: Path) -> None:
     from accelerate import Accelerator
 

@@ -33,8 +33,9 @@ def state_of(accelerator: Any) -> dict[str, Any]:
             "functions given to register_save_state_pre_hook() and register_load_state_pre_hook() "
             "are not called here: give what has a state to register_for_checkpointing() instead"
         )
+    # Unwrapped further, the model that is trained would lose its mixed precision.
     return {
-        "models": [accelerator.unwrap_model(model, False) for model in accelerator._models],
+        "models": [accelerator.unwrap_model(model) for model in accelerator._models],
         "optimizers": list(accelerator._optimizers),
         "schedulers": list(accelerator._schedulers),
         "scalers": [] if accelerator.scaler is None else [accelerator.scaler],
