@@ -11,6 +11,7 @@ import inspect
 import textwrap
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,10 @@ def attribute_texts(thing: type) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
     assert isinstance(body, ast.ClassDef)
     found: dict[str, str] = {}
-    for statement, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                found[statement.target.id] = inspect.cleandoc(str(after.value.value))
+    for statement, after in pairwise(body.body):
+        match statement, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(str(text))):
+                found[name] = inspect.cleandoc(text)
     return found
 
 

@@ -82,7 +82,7 @@ class OperationGroup(Group, SuspectingGroup, Protocol):
 
     @property
     def turn(self) -> contextlib.AbstractContextManager[object]:
-        """Held through a save or load: threads of a process that share its connections take turns."""
+        """Held through a save or load: threads that share its connections take turns."""
         ...
 
     def begin(self) -> None:
