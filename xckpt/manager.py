@@ -28,7 +28,7 @@ from xckpt.core.run.bases import FULL_EVERY, Bases
 from xckpt.core.run.numbers import checked_step, whole
 from xckpt.core.run.policies import BY_DEFAULT, KEEP_BY_DEFAULT, KeepPolicy, SavePolicy
 from xckpt.core.run.temporary import Temporary, keep_policies, save_policies
-from xckpt.core.text.arguments import named
+from xckpt.core.text.arguments import as_float, named
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.ranks.group import Group, TorchProcesses, operation
 from xckpt.engine.run.agreement import agreed_step
@@ -282,12 +282,13 @@ def _rate(rate: SupportsFloat | None) -> float | None:
     """
     if rate is None:
         return None
-    if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):
+    found = None if isinstance(rate, bool) else as_float(rate)
+    if found is None:
         raise TypeError(
             f"delete_rate is a number of files a second, not {named(type(rate).__name__)}"
         )
-    if not (found := float(rate)) > 0:
-        raise ValueError(f"delete_rate is more than 0 files a second, not {rate}")
+    if not found > 0:
+        raise ValueError(f"delete_rate is more than 0 files a second, not {found:g}")
     return found
 
 

@@ -225,7 +225,7 @@ class SaveOptions(CallOptions):
         CallOptions.__post_init__(self)
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
         _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
-        if self.readers or not isinstance(self.readers, int):
+        if not isinstance(self.readers, int) or self.readers:
             object.__setattr__(self, "readers", parts_of(self.readers))
         _check_number(self, "pack_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)

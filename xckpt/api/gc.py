@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, SupportsFloat
 
 from xckpt.api.save import Path, check_path, names_limits
-from xckpt.core.text.arguments import named
+from xckpt.core.text.arguments import as_float, named
 from xckpt.core.text.printable import in_few
 from xckpt.errors import StorageError
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
@@ -100,14 +100,18 @@ def gc(
 
 
 def _check_place(place: Location) -> None:
+    from xckpt.storage.location import storage_errors
+
     folder = place.folder
     if folder is not None and os.path.isfile(folder):
         raise StorageError(f"{place} is a file; gc takes a folder or a bucket with checkpoints")
     if folder is not None and not os.path.lexists(folder):
         from xckpt.storage.absent import checkpoint_meant
 
+        with storage_errors(place):
+            meant = checkpoint_meant(folder)
         raise StorageError(
-            f"{place} holds no checkpoints: {checkpoint_meant(folder)}; gc takes the folder that "
+            f"{place} holds no checkpoints: {meant}; gc takes the folder that "
             f"the checkpoints are in: check the path"
         )
 
@@ -117,10 +121,11 @@ def _seconds(older_than: SupportsFloat | timedelta | None) -> float | None:
         older_than = older_than.total_seconds()
     if older_than is None:
         return None
-    if isinstance(older_than, bool) or not isinstance(older_than, SupportsFloat):
+    seconds = None if isinstance(older_than, bool) else as_float(older_than)
+    if seconds is None:
         raise TypeError(
             f"older_than must be seconds or a timedelta, not {named(type(older_than).__name__)}"
         )
-    if not (seconds := float(older_than)) >= 0:
-        raise ValueError(f"older_than must not be negative, got {older_than}")
+    if not seconds >= 0:
+        raise ValueError(f"older_than must not be negative, got {seconds:g}")
     return seconds

@@ -17,6 +17,7 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.core.targets.scaled import cast_with_scales
 from xckpt.errors import MappingError
 from xckpt.formats.detect import open_source
+from xckpt.formats.reader import FormatsAt
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.mapping import RESOLVED, LeafMapping, check_mapping, part_of
 from xckpt.mapping.prove import problems_with
@@ -104,7 +105,8 @@ class Conversion:
             raise MappingError(
                 f"dtype {self.dtype!r} is not a floating-point type; known are {known}"
             )
-        source = open_source(self.path, self.format, options=self.options, opaque=self.opaque)
+        there = FormatsAt(self.path, self.options).path
+        source = open_source(there, self.format, options=self.options, opaque=self.opaque)
         try:
             state = source.state()
             return Opened(source, self._resolved(source, progress), self.mapping is None, state)
@@ -277,3 +279,19 @@ def checked_arguments(
     check_mapping(mapping, "convert")
     check_flags("convert", overwrite=overwrite, opaque=opaque, allow_lossy=allow_lossy)
     return checked_options(options, SaveOptions, "convert")
+
+
+def reading_options(options: SaveOptions) -> LoadOptions:
+    """How the source is read: within the memory of the conversion, and asked as its target is.
+
+    Example:
+        >>> reading_options(SaveOptions(timeout=60.0, chunk_bytes=1 << 20)).timeout
+        60.0
+    """
+    return LoadOptions(
+        memory_bytes=options.memory_bytes,
+        retries=options.retries,
+        timeout=options.timeout,
+        request_timeout=options.request_timeout,
+        concurrency=options.concurrency,
+    )

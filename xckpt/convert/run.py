@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 
-from xckpt.convert.conversion import Conversion, Opened, checked_arguments
+from xckpt.convert.conversion import Conversion, Opened, checked_arguments, reading_options
 from xckpt.convert.target_tree import find_places, target_tree
 from xckpt.convert.to_checkpoint import IDENTITY, ConvertingWriter
 from xckpt.convert.to_sink import PREPARE, SinkTarget, SinkWriter
@@ -43,7 +43,7 @@ from xckpt.formats.source import Opaque, metadata_texts, user_of
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
-from xckpt.options import LoadOptions, SaveOptions, is_watched, with_progress
+from xckpt.options import SaveOptions, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -123,7 +123,7 @@ def convert(
         like: the target's tree, of anything with ``.shape`` and ``.dtype``: the mapping is then
             proven to make just this, optional leaves included, and the checkpoint has its
             containers. None makes what the mapping makes of the source, in nested dicts.
-        options: chunk sizes, threads, memory, progress, metrics.
+        options: chunk sizes, threads, memory, progress, metrics; tries and times, the source's too.
 
     Returns:
         How much was converted.
@@ -156,7 +156,7 @@ def convert(
     with _raised_on_all_ranks(find):
         options = checked_arguments(options, mapping, overwrite, opaque, allow_lossy)
         source, target = os.fspath(src), os.fspath(dst)
-        wanted, reading = _wanted(mapping, like), LoadOptions(memory_bytes=options.memory_bytes)
+        wanted, reading = _wanted(mapping, like), reading_options(options)
         conversion = Conversion(
             source, source_format, mapping, dtype, allow_lossy, wanted, opaque, reading
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from xckpt.core.text.arguments import any_repr
 from xckpt.core.text.printable import printable
 
 COMPARED = 2_000
@@ -65,4 +66,4 @@ def no_such_name(
     """
     near = near_names(name, names) if isinstance(name, str) else []
     hint = f"did you mean {printable(' or '.join(near))}?" if near else otherwise
-    return f"{printable(where)} has no {what} {name!r}" + (f"; {hint}" if hint else "")
+    return f"{printable(where)} has no {what} {any_repr(name)}" + (f"; {hint}" if hint else "")

@@ -133,7 +133,7 @@ class GroupFinder:
         """
         with contextlib.suppress(Exception):
             return self()
-        if self.no_dist:
+        if self.no_dist is True:
             return LocalGroup()
         if isinstance(self.group, Group):
             return self.group

@@ -247,8 +247,9 @@ class FormatsAt:
 
     def __init__(self, path: str | os.PathLike[str], options: LoadOptions | None) -> None:
         place = Location.parse(path, options)
+        place.access.start()
         self.path: str | os.PathLike[str] = place if place.bucket else path
-        """What was given; in a bucket the location, which is asked as the options say."""
+        """What was given; in a bucket the location, which is asked as the options say, from now."""
         self._options = options
         self._format = OURS
 

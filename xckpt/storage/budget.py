@@ -39,6 +39,7 @@ IN_FLIGHT = 256
 RETRIES: Final = 16
 """How often a bucket is asked again; at half of all answers 503, one of 100,000 requests fails."""
 REQUEST_SECONDS: Final = 60.0
+MOST: Final = 1 << 30  # requests or seconds, 34 years: clocks and TensorStore count that far
 CLEANUP_SECONDS: Final = 1.5
 """How long the removal of written objects may take once the time of a call is over."""
 
@@ -77,7 +78,7 @@ class Access:
         for name in ("retries", "timeout", "request_timeout", "concurrency"):
             value = storage_option(options, name)
             if value is not None:
-                setattr(access, name, value)
+                setattr(access, name, min(value, MOST))
         return access
 
     def start(self) -> None:

@@ -38,6 +38,7 @@ from xckpt.storage.refusals import refusal
 
 _UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
 """TensorStore takes a backslash for a slash; its specs are UTF-8, which has no surrogates."""
+_LONE = re.compile(r"[\ud800-\udfff]")
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
 DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
 """Delays between two tries. TensorStore's defaults wait 15 minutes for a dead endpoint."""
@@ -99,6 +100,8 @@ class Location:
         parts = url_parts(text)
         if parts is None:
             return cls._local(text)
+        if _LONE.search(text):
+            raise PathError(f"{text!r}: a URL with bytes that are not UTF-8 cannot be used")
         scheme, rest = parts
         first, _, below = rest.partition("/")
         if scheme == "file":

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.targets.numbers import NumberTarget
+from xckpt.core.text.arguments import any_repr
 from xckpt.core.text.printable import in_few
 from xckpt.errors import SHOWN_PROBLEMS
 
@@ -42,8 +43,9 @@ class Strictness:
             ValueError: a rule is not one of the three.
         """
         for name, rule in (("missing", missing), ("unexpected", unexpected)):
-            if rule is not None and rule not in get_args(Severity):
-                raise ValueError(f'{name} must be "error", "warn" or "ignore", not {rule!r}')
+            if not _is_rule(rule):
+                shown = any_repr(rule)
+                raise ValueError(f'{name} must be "error", "warn" or "ignore", not {shown}')
         usual: Severity = "error" if strict else "ignore"
         return cls(missing or usual, unexpected or usual)
 
@@ -137,3 +139,7 @@ def _counted(names: Sequence[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return in_few([name or "the root" for name in names], SHOWN_PROBLEMS)
+
+
+def _is_rule(given: object) -> bool:
+    return given is None or (isinstance(given, str) and given in get_args(Severity))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from operator import index
-from typing import Any, SupportsFloat, cast
+from typing import Any, cast
 
 from xckpt.core.run.names import DIGITS, MOST_STEPS
-from xckpt.core.text.arguments import named
+from xckpt.core.text.arguments import as_float, named
 
 
 def whole(given: object) -> int:
@@ -68,12 +69,11 @@ def minutes_of(m: object) -> float:
         TypeError: it is not a number.
         ValueError: it is 0 or less, or more than a float holds.
     """
-    if not isinstance(m, SupportsFloat) or isinstance(m, bool):
+    minutes = None if isinstance(m, bool) else as_float(m)
+    if minutes is None:
         raise TypeError(f"EveryMinutes(m) takes minutes, not {named(type(m).__name__)}")
-    try:
-        minutes = float(m)
-    except OverflowError:
-        raise ValueError("EveryMinutes(m) takes a number that a float holds") from None
+    if isinstance(m, int) and math.isinf(minutes):
+        raise ValueError("EveryMinutes(m) takes a number that a float holds")
     if not minutes > 0:
         raise ValueError(f"EveryMinutes(m) takes more than 0 minutes, got {m}")
     return m if isinstance(m, int) else minutes

@@ -1,6 +1,7 @@
 """What to say of an argument of another type than a call takes."""
 
-from typing import SupportsFloat
+import math
+from typing import SupportsFloat, cast
 
 
 def wrong_argument(call: str, name: str, takes: str, value: object) -> TypeError:
@@ -39,9 +40,26 @@ def seconds_of(timeout: object) -> float:
         Traceback (most recent call last):
         TypeError: timeout is a number of seconds, not a str
     """
-    if not isinstance(timeout, SupportsFloat):
+    if (seconds := as_float(timeout)) is None:
         raise TypeError(f"timeout is a number of seconds, not {named(type(timeout).__name__)}")
-    return float(timeout)
+    return seconds
+
+
+def as_float(value: object) -> float | None:
+    """A number as a float, an infinite one where it is too large; None if it is no number.
+
+    Example:
+        >>> as_float(3), as_float(-(10**400)), as_float("3"), as_float(int)
+        (3.0, -inf, None, None)
+    """
+    if not isinstance(value, SupportsFloat):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, 1 if cast(int, value) > 0 else -1)
+    except (TypeError, ValueError, RuntimeError):  # a class, an array or a tensor of several
+        return None
 
 
 def named(kind: str) -> str:
@@ -72,5 +90,18 @@ def shown_value(value: object) -> str:
         >>> shown_value("no")
         "the str 'no'"
     """
-    text = repr(value)
+    text = any_repr(value)
     return f"the {type(value).__name__} {text if len(text) <= 40 else text[:40] + '...'}"
+
+
+def any_repr(value: object) -> str:
+    """What a value's class makes of it, or that it makes nothing of it.
+
+    Example:
+        >>> any_repr("no"), any_repr(10**5000)
+        ("'no'", '(its repr raises ValueError)')
+    """
+    try:
+        return repr(value)
+    except Exception as fault:
+        return f"(its repr raises {type(fault).__name__})"

@@ -125,7 +125,9 @@ def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
         StorageError: it cannot be read.
     """
     path = folder / METADATA_FILE
-    if not path.is_file():
+    with storage_errors(folder):
+        is_there = path.is_file()
+    if not is_there:
         parts = [part.name for part in entries_in(folder, METADATA_FILE)]
         own = [name for name in parts if name.startswith("__")]
         hint = (

@@ -18,7 +18,7 @@ import os
 
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.engine.ranks.group import Group
-from xckpt.options import LoadOptions, SaveOptions
+from xckpt.options import LoadOptions, SaveOptions, checked_options
 from xckpt.torch.dcp.install import install, installed, uninstall
 from xckpt.torch.dcp.reader import XckptStorageReader
 from xckpt.torch.dcp.writer import XckptStorageWriter
@@ -151,7 +151,7 @@ def export_checkpoint(
     # Writers and readers of DCP are not to wait for the import of conversions.
     from xckpt.convert.run import convert
 
-    options = options or LoadOptions()
+    options = checked_options(options, LoadOptions, "export_checkpoint")
     convert(
         path,
         dcp_folder,
@@ -163,6 +163,10 @@ def export_checkpoint(
         options=SaveOptions(
             threads=options.threads,
             memory_bytes=options.memory_bytes,
+            retries=options.retries,
+            timeout=options.timeout,
+            request_timeout=options.request_timeout,
+            concurrency=options.concurrency,
             progress=options.progress,
             metrics=options.metrics,
         ),

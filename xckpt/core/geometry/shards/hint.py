@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Protocol, TypeAlias, cast
 
+from xckpt.core.text.arguments import shown_value
+
 __all__ = ["MOST_PARTS", "Readers", "parts_of"]
 
 MOST_PARTS = 1 << 20
@@ -74,9 +76,7 @@ def parts_of(readers: Readers) -> int | tuple[int, ...]:
         return tuple(_in_range(number, least=1) for number in parts)
     if isinstance(given, tuple | list) and len(pair := cast(Sequence[object], given)) == 2:
         return _of_placements(*pair)
-    text = repr(readers)
-    shown = text if len(text) <= 40 else text[:40] + "..."
-    raise TypeError(f"{_TAKES}; not the {type(readers).__name__} {shown}")
+    raise TypeError(f"{_TAKES}; not {shown_value(cast(object, readers))}")
 
 
 def _of_sharding(sharding: _NamedSharding) -> tuple[int, ...]:
