@@ -11,19 +11,18 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from xckpt.core.metadata import Metadata
 from xckpt.core.near_names import near_names
 from xckpt.errors import TreeMismatchError
 
-Value = TypeVar("Value")
+if TYPE_CHECKING:
+    from xckpt.core.part.name_search import NameSearch
 
-_WILD = re.compile(r"\*\*/|\*\*|\*|\?")
-_MEANING = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +41,14 @@ class NamePattern:
 
     def fits(self, name: str) -> bool:
         """Whether it fits a name, or that of a container around it."""
-        return _compiled(self.text)(name) is not None
+        return _search(self.text).fits(name)
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(pattern: str) -> Callable[[str], object]:
-    text, end = "", 0
-    for wild in _WILD.finditer(pattern):
-        text += re.escape(pattern[end : wild.start()]) + _MEANING[wild[0]]
-        end = wild.end()
-    return re.compile(f"{text}{re.escape(pattern[end:])}(?:/.*)?", re.DOTALL).fullmatch
+def _search(pattern: str) -> NameSearch:
+    from xckpt.core.part.name_search import NameSearch  # most programs have no pattern
+
+    return NameSearch(pattern)
 
 
 @dataclass(frozen=True, slots=True)
