@@ -16,7 +16,7 @@ import pytest
 from orbax.checkpoint.experimental import v1 as ocp1
 
 import xckpt
-from tests.integrations.conftest import damage
+from tests.integrations.conftest import damage, own_bytes
 from tests.support.jax_jobs import run
 from xckpt.integrations.orbax import XckptCheckpointable, XckptRestore, XckptSave
 
@@ -76,6 +76,29 @@ def manager(root: Path, v1: bool, keep: int) -> Any:
 
 def steps_in(root: Path) -> list[str]:
     return sorted(each.name for each in root.iterdir() if each.is_dir())
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_frozen_model_is_written_once(together: bool, tmp_path: Path) -> None:
+    frozen = jnp.ones((1024, 1024))
+    for first in (0, 2):  # the second manager resumes
+        with manager(tmp_path / "run", False, 4) as checkpoints:
+            if first and together:
+                checkpoints.restore(1, args=ocp.args.Composite(a=XckptRestore(), b=XckptRestore()))
+            elif first:
+                checkpoints.restore(1, args=XckptRestore())
+            for step in (first, first + 1):
+                item = XckptSave({"frozen": frozen, "adapter": jnp.full(8, step)})
+                other = XckptSave({"frozen": frozen + 1, "adapter": jnp.full(8, step)})
+                both = ocp.args.Composite(a=item, b=other)
+                checkpoints.save(step, args=both if together else item)
+    names = ["a", "b"] if together else ["default"]
+    places = [tmp_path / "run" / str(step) / name for step in range(4) for name in names]
+    assert max(map(own_bytes, places)) < 10_000
+    for place in places:
+        assert xckpt.open(place).verify() == []
+        assert xckpt.load(place)["frozen"][0, 0] == 1 + (place.name == "b")
+        assert xckpt.load(place)["adapter"][0] == int(place.parent.name)
 
 
 @pytest.mark.parametrize("v1", [False, True], ids=["v0", "v1"])

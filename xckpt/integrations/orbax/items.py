@@ -17,6 +17,7 @@ from xckpt.api.load import load
 from xckpt.api.open import open as open_checkpoint
 from xckpt.engine.groups import find_group
 from xckpt.integrations.absent import absent
+from xckpt.integrations.bases import bases_of
 from xckpt.integrations.orbax.held import Folder, held
 from xckpt.options import LoadOptions, SaveOptions
 
@@ -41,17 +42,19 @@ class XckptHandler(AsyncCheckpointHandler):
 
     async def async_save(self, directory: Folder, args: XckptSave) -> list[Any]:
         """Begin to save; Orbax calls it on every process, and waits for what it returns."""
-        write = held(args.item, args.options)
+        write = held(args.item, args.options, bases_of(self))
         return [CommitFutureAwaitingContractedSignals(asyncio.to_thread(write, directory))]
 
     def save(self, directory: Folder, args: XckptSave) -> None:
         """Save now."""
-        held(args.item, args.options)(directory)
+        held(args.item, args.options, bases_of(self))(directory)
 
     def restore(self, directory: Folder, args: XckptRestore | None = None) -> Any:
         """What is in the folder of an item."""
         args = XckptRestore() if args is None else args
-        return load(directory, args.item, group=find_group(), options=args.options)
+        found = load(directory, args.item, group=find_group(), options=args.options)
+        bases_of(self).restored(directory)
+        return found
 
     def metadata(self, directory: Folder) -> Any:
         """The tree, with an `xckpt.StoredArray` for each array; no data is read."""
