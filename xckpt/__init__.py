@@ -68,9 +68,12 @@ from xckpt.state_dict import load_state_dict, save_state_dict
 
 if TYPE_CHECKING:
     from xckpt import adapters as adapters
+    from xckpt import convert as convert
+    from xckpt import errors as errors
     from xckpt import metadata as metadata
     from xckpt import planner as planner
     from xckpt import policies as policies
+    from xckpt import staging as staging
     from xckpt import storage as storage
     from xckpt.manager import CheckpointManager
     from xckpt.storage.checkpoint import Checkpoint
@@ -141,18 +144,37 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "Checkpoint": "xckpt.storage.checkpoint",
+    "CheckpointManager": "xckpt.manager",
+    "StoredArray": "xckpt.storage.stored_array",
+}
+"""Names that come from slow imports -> the module that has each."""
+_SUBMODULES = (
+    "adapters",
+    "convert",
+    "errors",
+    "metadata",
+    "planner",
+    "policies",
+    "staging",
+    "storage",
+)
+
+
 @names_limits
 def __getattr__(name: str) -> object:
     """Load slow imports when they are first named: submodules, runs, types of a checkpoint.
 
     TensorStore is loaded with `storage` and with those types, and not before.
     """
-    if name == "CheckpointManager":
-        return importlib.import_module("xckpt.manager").CheckpointManager
-    if name == "Checkpoint":
-        return importlib.import_module("xckpt.storage.checkpoint").Checkpoint
-    if name == "StoredArray":
-        return importlib.import_module("xckpt.storage.stored_array").StoredArray
-    if name in ("adapters", "convert", "metadata", "planner", "policies", "staging", "storage"):
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    if name in _SUBMODULES:
         return importlib.import_module(f"xckpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a user may name, for completion: also what is not loaded yet."""
+    return sorted([*__all__, *_SUBMODULES])

@@ -289,7 +289,7 @@ def test_a_public_submodule_comes_when_it_is_named() -> None:
     """Each in a fork of an interpreter that has imported the face alone."""
     code = """
 import os, sys, xckpt
-for name in ("convert", "metadata", "planner", "staging", "storage"):
+for name in ("adapters", "convert", "metadata", "planner", "policies", "staging", "storage"):
     if os.fork() == 0:
         assert getattr(xckpt, name).__name__ == f"xckpt.{name}"
         assert not {"torch", "jax"} & sys.modules.keys()

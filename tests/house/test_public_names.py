@@ -130,8 +130,18 @@ def test_a_module_offers_these_names(module: str) -> None:
     imported = importlib.import_module(module)
     assert set(imported.__all__) == NAMES[module]
     assert len(imported.__all__) == len(NAMES[module])
+    assert NAMES[module] <= set(dir(imported))  # as completion asks
     for name in imported.__all__:
         assert getattr(imported, name) is not None
+
+
+def test_a_user_can_complete_every_public_name_and_no_other() -> None:
+    """And a type checker knows each submodule."""
+    public = {module.split(".")[1] for module in NAMES if module.count(".") == 1}
+    assert set(dir(xckpt)) == {*xckpt.__all__, *public}
+    source = inspect.getsource(xckpt).split("if TYPE_CHECKING:")[1].split("__version__")[0]
+    known = set(re.findall(r"from xckpt import (\w+) as \1$", source, re.MULTILINE))
+    assert known == public
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

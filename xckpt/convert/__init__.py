@@ -40,3 +40,8 @@ def __getattr__(name: str) -> object:
     if name == "convert":
         return importlib.import_module("xckpt.convert.run").convert
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a user may name, for completion: also what is not loaded yet."""
+    return __all__
