@@ -436,3 +436,36 @@ def test_two_processes_resume_sharded(
     path = tmp_path / "run" / "last.ckpt"
     xckpt.load_into(path, {"state_dict": model.state_dict()}, unexpected="ignore")
     assert all(map(torch.equal, model.parameters(), again[0][2]))
+
+
+class Adapted(Sharded):
+    """A frozen layer of 4 MiB, sharded, before what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers.insert(0, torch.nn.Linear(4, 262_144).requires_grad_(False))
+        self.layers.insert(1, torch.nn.AdaptiveAvgPool1d(4))
+
+
+def on_rank_adapt(rank: int, folder: str, epochs: int, background: bool, resume: str | None) -> int:
+    torchrun(rank)
+    trainer = Trainer(
+        **SIZES | {"max_epochs": epochs, "devices": 2},
+        strategy=strategy_of(2, background),
+        callbacks=ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_last=True),
+    )
+    data: Any = torch.arange(64.0).sin().view(16, 4)
+    trainer.fit(Adapted(), DataLoader(data, 4), ckpt_path=resume)
+    return trainer.global_step
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_frozen_sharded_model_is_written_once(
+    background: bool, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    for epochs, resume in ((2, None), (4, "last")):  # the second resumes
+        two_ranks.run(on_rank_adapt, str(tmp_path), epochs, background, resume)
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    assert len(paths) == 5 and all(xckpt.open(each).verify() == [] for each in paths)
+    assert all("state_dict/layers.0.weight" in xckpt.open(each) for each in paths)
+    assert max(map(own_bytes, paths)) < 100_000
