@@ -53,6 +53,13 @@ class Network:
     def apply(self, params: object) -> None: ...
 
 
+class Meter:
+    """Its state can be taken and not given back, so that it does not stand for it."""
+
+    def state_dict(self) -> dict[str, float]:
+        return {"total": 1.0}
+
+
 def said(kind: type[BaseException], call: Callable[[], object]) -> str:
     with pytest.raises(kind) as caught:
         call()
@@ -102,6 +109,9 @@ OTHER = "remove it, convert it"
             f"{__name__}.Network",
             "save the parameters that its init() makes, remove it",
             id="a module of Flax",
+        ),
+        pytest.param(
+            Meter(), f"{__name__}.Meter", "save its state_dict(), remove it", id="an object's state"
         ),
         pytest.param(
             deque([1]), "collections.deque", "save list(...) of it, remove it", id="a deque"

@@ -24,7 +24,7 @@ def view(
     rule that keeps each.
 
     In a notebook the result shows itself. ``save`` writes one HTML file that needs nothing else,
-    or the picture of one leaf as SVG or PNG.
+    or the picture of one leaf as SVG, PNG or PDF.
     From a terminal, ``xckpt view PATH`` shows the same in a browser, with values of slices.
 
     Args:

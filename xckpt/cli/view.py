@@ -30,7 +30,7 @@ MAX_PLAN = 1 << 20
     type=PATH,
     help="Write one HTML file instead of serving.",
 )
-@click.option("--leaf", metavar="NAME", help="With --output FILE.svg or FILE.png: draw this leaf.")
+@click.option("--leaf", metavar="NAME", help="With --output FILE.svg, .png, .pdf: draw this leaf.")
 @click.option("--plan", default="", metavar="TEXT|@FILE", help="The mesh and specs of a load.")
 @click.option(
     "--diff",
@@ -60,8 +60,8 @@ def view_command(
 
     The page shows the tree, shards, chunks and values. It is served to this machine alone, at a
     secret address, until Ctrl-C. With --output it becomes one HTML file, without
-    values; with --leaf too, the picture of one leaf, as SVG or (with matplotlib) as PNG. No request
-    leaves the machine.
+    values; with --leaf too, the picture of one leaf, as SVG or (with matplotlib) as PNG or PDF. No
+    request leaves the machine.
 
     With --plan "data, model on data=2 x model=4" it also shows a load by that mesh: which rank
     reads which chunks, and how many bytes more than it wants. In a file, a line "mesh data=2 x

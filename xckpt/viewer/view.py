@@ -182,12 +182,12 @@ class CheckpointView:
 
         Args:
             file: where to. Without a leaf it is HTML; with one, the name ends with ``.svg``, or
-                with ``.png``, ``.pdf`` or another ending that matplotlib draws to.
+                with ``.png``, ``.pdf``, ``.jpg`` or ``.webp``, which matplotlib draws.
             leaf: the tensor to draw; `svg` and `figure` choose a plane of it.
 
         Raises:
             OSError: it cannot be written.
-            ValueError: there is no such tensor, or the ending needs one.
+            ValueError: there is no such tensor, or the ending does not fit.
             ImportError: matplotlib is not installed (``pip install "xckpt[plot]"``).
 
         Example:

@@ -54,6 +54,8 @@ def _instead_of(leaf: object) -> str:
             return "array[:], its elements"
         case _ if all(callable(getattr(type(leaf), each, None)) for each in ("init", "apply")):
             return "the parameters that its init() makes"  # a module of Flax, which has none
+        case _ if callable(getattr(type(leaf), "state_dict", None)):
+            return "its state_dict()"
         case _ if is_dataclass(leaf) and not isinstance(leaf, type):
             return "dataclasses.asdict(...), a dict"
         case _ if type(leaf).__module__ == "torch" and type(leaf).__name__ in ("dtype", "device"):

@@ -29,8 +29,8 @@ def figure_of(picture: Picture) -> Figure:
     """
     if not importlib.util.find_spec("matplotlib"):
         raise ImportError(
-            'a PNG is drawn by matplotlib: pip install "xckpt[plot]"; an SVG or HTML file needs '
-            "nothing",
+            'PNG and PDF files are drawn by matplotlib: pip install "xckpt[plot]"; SVG and HTML '
+            "files need nothing",
             name="matplotlib",
         )
     from matplotlib.figure import Figure
