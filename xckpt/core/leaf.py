@@ -217,13 +217,14 @@ class Extent(NamedTuple):
     """Bytes from one element to the next, in each dimension."""
     item: int
     """Bytes of an element."""
-    lazy_sign: bool = False
-    """Whether the elements differ from the memory by signs: torch has only noted down that they are
-    conjugated or negated."""
+    conjugated: bool = False
+    """Whether the memory holds the conjugates of the elements: torch has only noted that down."""
+    negated: bool = False
+    """The same, of the elements with the other sign."""
 
     def range(self) -> tuple[int, int]:
         """The lowest address, and the one behind the highest."""
-        low, shape, strides, item, _ = self  # quicker than by their names: there are many
+        low, shape, strides, item, *_ = self  # quicker than by their names: there are many
         high = low + item
         for size, step in zip(shape, strides):  # noqa: B905  # slower with strict
             if step < 0:

@@ -158,8 +158,6 @@ def _are_equal(one: Filled, other: Filled, reader: StorageReader | PartReader) -
         return False
     if not (isinstance(ours, TensorStorageMetadata) and isinstance(theirs, TensorStorageMetadata)):
         return False
-    if one.extent.lazy_sign != other.extent.lazy_sign:
-        return False  # equal elements would be other bytes
     same_types = one.dtype == other.dtype and ours.dtype == theirs.dtype
     if one.extent == other.extent and same_types:
         same_box = one.box == other.box
@@ -172,8 +170,16 @@ def _are_equal(one: Filled, other: Filled, reader: StorageReader | PartReader) -
         )
     if (ours.dtype, theirs.dtype) != (one.dtype, other.dtype):
         return False  # the result of a cast is not known beforehand
-    whole = (_read(each, Box.whole(each.box.sizes), reader) for each in (one, other))
+    whole = (_in_memory(each, reader) for each in (one, other))
     return agree(one.extent, next(whole), other.extent, next(whole))
+
+
+def _in_memory(filled: Filled, reader: PartReader) -> NDArray[np.generic]:
+    """What is stored for a box, as memory would hold it."""
+    elements = _read(filled, Box.whole(filled.box.sizes), reader)
+    if filled.extent.conjugated:
+        elements = np.conjugate(elements)
+    return np.negative(elements) if filled.extent.negated else elements
 
 
 def _read(filled: Filled, part: Box, reader: PartReader) -> NDArray[np.generic]:

@@ -166,8 +166,8 @@ def extent(tensor: torch.Tensor) -> Extent | None:
         return None
     item = tensor.element_size()
     strides = tuple(map(item.__mul__, tensor.stride()))  # no call of Python's: there are many
-    lazy_sign = tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj())
-    return Extent(tensor.data_ptr(), tensor.shape, strides, item, lazy_sign)
+    signs = tensor.dtype.is_complex and tensor.is_conj(), tensor.is_neg()
+    return Extent(tensor.data_ptr(), tensor.shape, strides, item, *signs)
 
 
 def _copy(view: torch.Tensor, filled: torch.Tensor) -> None:
