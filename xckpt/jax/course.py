@@ -18,7 +18,7 @@ from xckpt.jax.notes import Notes
 
 
 class Course:
-    """How far this process is; calls come from one thread at a time."""
+    """How far this process is; threads take turns (`JaxGroup.turn`)."""
 
     def __init__(self) -> None:
         self.last: int = -1

@@ -26,8 +26,9 @@ If a process dies, JAX notices after its own heartbeat timeout and ends all the 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final
 
@@ -80,8 +81,8 @@ class JaxGroup:
     rank: int
     size: int
     coordinator: int
-    turn: Final = nullcontext()
-    """See `OperationGroup`; each call has messages of its own, and threads take no turns."""
+    turn: AbstractContextManager[object] = threading.RLock()
+    """See `OperationGroup`. All groups of a process take the next number of one row."""
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class JaxGroup:
         first = COURSE.next(group._notes)
         more = (f"{first}.{count}" for count in itertools.count(1))
         group._own_numbers = itertools.chain([str(first)], more)
+        group.turn = nullcontext()
         return group
 
     def _again(self, timeout: float) -> JaxGroup:
