@@ -133,6 +133,18 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _checked(
+    _context: click.Context, _option: click.Parameter, cases: tuple[tuple[str, int, int], ...]
+) -> tuple[tuple[str, int, int], ...]:
+    """The cases, if their placements take so many ranks."""
+    for name, ranks, tensors in cases:
+        try:
+            PLACEMENTS[name](ranks, tensors)
+        except ValueError as error:
+            raise click.BadParameter(f"{name}: {error}") from error
+    return cases
+
+
 @click.command()
 @click.option("--quick", is_flag=True, help="Few ranks and tensors: a smoke test.")
 @click.option(
@@ -140,7 +152,8 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     "cases",
     multiple=True,
     type=(click.Choice(list(PLACEMENTS)), click.IntRange(2), click.IntRange(1)),
-    help="A placement, ranks and tensors, in place of the usual cases.",
+    callback=_checked,
+    help="A placement, ranks and tensors, in place of the usual cases; of saves and --loads.",
 )
 @_flags
 @click.option("--output", type=click.Path(path_type=Path), help="The JSON file to add them to.")
@@ -155,6 +168,10 @@ def main(
     gathered: bool,
 ) -> None:
     """Simulate saves of many ranks by the real planner, wire encoding and commit."""
+    if cases and section not in (None, "loads"):
+        raise click.UsageError(
+            "--case is of saves and --loads; the other parts have cases of their own"
+        )
     if here:
         ((name, ranks, tensors),) = cases
         # Nothing is loaded: how much memory a load would take need not be said.

@@ -6,7 +6,7 @@ numbers of rows.
 1. ``fsdp``: rows over all ranks.
 2. ``mesh``: rows over W / 8 ranks, columns over 8.
 3. ``hsdp``: rows over W / 8 ranks, and each row block is on 8 ranks.
-4. ``moe``: 64 groups of ranks (at most W) with experts of their own, rows over the group.
+4. ``moe``: 64 groups of ranks (at most W and T) with experts of their own, rows over the group.
 5. ``ddp``: everything on every rank.
 6. ``ragged``: rows over all ranks, in blocks of no common size, so that a leaf is in pieces.
 7. ``unlike``: as ``fsdp``, but no tensor is like another.
@@ -45,7 +45,7 @@ class Placement:
     """The global shape of each kind of tensor."""
     held: Held
     groups: int = 1
-    """Groups of ranks that hold tensors of their own, T / groups each."""
+    """Groups of ranks that hold tensors of their own, about T / groups each."""
     mesh: tuple[int, ...] = ()
     """The axes of a mesh of all ranks that cuts the tensors; none where each rank knows its own."""
     cuts: tuple[tuple[int, ...], ...] = ((), ())
@@ -92,22 +92,30 @@ def fsdp(ranks: int, tensors: int, shapes: int = SHAPES) -> Placement:
     )
 
 
+def _row_blocks(ranks: int) -> int:
+    """How many row blocks there are, where `COLUMNS` ranks share each."""
+    if ranks % COLUMNS:
+        raise ValueError(f"this placement takes a multiple of {COLUMNS} ranks, not {ranks}")
+    return ranks // COLUMNS
+
+
 def mesh(ranks: int, tensors: int) -> Placement:
     """Rows over W / 8 ranks, columns over 8."""
+    blocks = _row_blocks(ranks)
     rows, width = [4 + kind for kind in range(SHAPES)], WIDTH // COLUMNS
 
     def held(rank: int, kind: int) -> tuple[tuple[int, int], tuple[int, int]]:
         row, column = divmod(rank, COLUMNS)
         return (row * rows[kind], column * width), (rows[kind], width)
 
-    shapes = tuple((ranks // COLUMNS * count, WIDTH) for count in rows)
-    axes = (ranks // COLUMNS, COLUMNS)
+    shapes = tuple((blocks * count, WIDTH) for count in rows)
+    axes = (blocks, COLUMNS)
     return Placement("mesh", ranks, tensors, shapes, held, mesh=axes, cuts=((0,), (1,)))
 
 
 def hsdp(ranks: int, tensors: int) -> Placement:
     """Rows over W / 8 ranks, each block on 8 of them."""
-    rows, parts = [4 + kind for kind in range(SHAPES)], ranks // COLUMNS
+    rows, parts = [4 + kind for kind in range(SHAPES)], _row_blocks(ranks)
     shapes = tuple((parts * count, WIDTH) for count in rows)
     held = _rows(rows, parts, lambda rank: rank)
     axes = (COLUMNS, parts)
@@ -116,7 +124,7 @@ def hsdp(ranks: int, tensors: int) -> Placement:
 
 def moe(ranks: int, tensors: int) -> Placement:
     """Experts of their own for each of 64 groups."""
-    groups = min(GROUPS, ranks)
+    groups = min(GROUPS, ranks, tensors)
     rows, parts = [4 + kind for kind in range(SHAPES)], ranks // groups
     shapes = tuple((parts * count, WIDTH) for count in rows)
     held = _rows(rows, parts, lambda rank: rank)

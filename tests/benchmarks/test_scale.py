@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch.distributed as dist
+from click.testing import CliRunner
 
 from benchmarks.scale import dtensors, hosts
+from benchmarks.scale.__main__ import main
 from benchmarks.scale.amplification import amplification, pairs
 from benchmarks.scale.loads import simulate_load
 from benchmarks.scale.placements import PLACEMENTS
@@ -128,3 +130,22 @@ def test_an_equal_plan_makes_no_orders(monkeypatch):
     monkeypatch.setattr(write_checkpoint.ZarrStorageWriter, "prepare_global_plan", prepared)
     simulate(PLACEMENTS["ragged"](4, 6), saves=2)
     assert asked == [[6] * 4, [0]]
+
+
+@pytest.mark.parametrize(("name", "ranks", "tensors"), [("moe", 7, 3), ("moe", 66, 70)])
+def test_experts_are_saved_by_any_number_of_ranks(name, ranks, tensors):
+    (saved,) = simulate(PLACEMENTS[name](ranks, tensors), saves=1, gathered=True)
+    assert saved.manifest > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--case", "mesh", "7", "3"], "mesh: this placement takes a multiple of 8 ranks, not 7"),
+        (["--case", "hsdp", "4", "2"], "hsdp: this placement takes a multiple of 8 ranks, not 4"),
+        (["--bucket", "--case", "fsdp", "4", "2"], "--case is of saves and --loads"),
+    ],
+)
+def test_a_case_that_cannot_be_is_refused_in_a_line(arguments, said):
+    refused = CliRunner().invoke(main, arguments)
+    assert refused.exit_code == 2 and said in refused.output
