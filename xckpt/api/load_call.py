@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 from xckpt.api.parts import PartialLoad
@@ -28,6 +28,7 @@ from xckpt.options import LoadOptions, checked_options, is_watched, with_progres
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
     from xckpt.mapping.mapping import LeafMapping
+    from xckpt.storage.read_checkpoint import ZarrStorageReader
 
 
 def strictness_of(
@@ -83,7 +84,7 @@ class LoadCall:
         tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
         with with_progress(options, call, ranks.rank, self.path) as shown:
             # One for both: the planner opens the format that the coordinator has found.
-            others = cache(partial(_formats_at, self.path, shown))
+            others = cache(lambda: _formats_at(self.path, reader, shown))
             # As `raised_on_all_ranks` does, without its frames: each load comes this way.
             try:
                 if self.mapping is not None:
@@ -164,11 +165,12 @@ def _given(argument: object) -> str:
     return "None" if argument is None else "given"
 
 
-def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
+def _formats_at(path: Path, reader: ZarrStorageReader, options: LoadOptions) -> FormatsAt:
     # Imported when there is a mapping, or no checkpoint of xckpt.
     from xckpt.formats.reader import FormatsAt
 
-    return FormatsAt(path, options)
+    # A bucket is asked within the one time of the load.
+    return FormatsAt(reader.location if reader.location.bucket else path, options)
 
 
 def check_filled(loaded: object, state: object) -> None:

@@ -41,13 +41,16 @@ def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
     check_path(path, "open(path)")
     options = checked_options(options, LoadOptions, "open")
     from xckpt.storage.checkpoint import Checkpoint
+    from xckpt.storage.location import Location
 
+    place = Location.parse(path, options)
+    there = place if place.bucket else path  # a bucket is asked within one time
     try:
-        return Checkpoint(path, options=options)
+        return Checkpoint(there, options=options)
     except NotACheckpointError:
         from xckpt.formats.opened import open_foreign
 
-        foreign = open_foreign(path, options=options)
+        foreign = open_foreign(there, options=options)
         if foreign is None:
             raise
         return foreign

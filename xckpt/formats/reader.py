@@ -12,10 +12,10 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import Final
@@ -47,6 +47,7 @@ from xckpt.storage.budget import Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.chunks.read_chunks import Destination
 from xckpt.storage.location import Location
+from xckpt.storage.refusals import is_denied
 
 OURS = "xckpt"
 
@@ -247,18 +248,28 @@ class FormatsAt:
 
     def __init__(self, path: str | os.PathLike[str], options: LoadOptions | None) -> None:
         place = Location.parse(path, options)
-        place.access.start()
+        if math.isinf(place.access.until):  # no call has begun with it yet
+            place.access.start()
         self.path: str | os.PathLike[str] = place if place.bucket else path
         """What was given; in a bucket the location, which is asked as the options say, from now."""
         self._options = options
         self._format = OURS
 
     def find(self) -> str | None:
-        """On the coordinator, if there is no manifest: the format found there, if it is known."""
-        with suppress(XckptError):
+        """On the coordinator, if there is no manifest: the format found there, if it is known.
+
+        Raises:
+            StorageError: the storage could not say what is there, other than for lack of rights.
+        """
+        try:
             format = detect(self.path)
-            return None if format == OURS else format
-        return None
+        except StorageError as error:
+            if is_denied(error):
+                return None
+            raise
+        except XckptError:
+            return None
+        return None if format == OURS else format
 
     def reader(self, format: str) -> SourceReader:
         """The reader of the format that the coordinator has found."""

@@ -181,7 +181,9 @@ def _keys(location: Location) -> list[str]:
     """The keys below a place, if the store lists them in time."""
     try:
         asked = open_store(location).list()
-        return [key.decode() for key in asked.result(LISTING_SECONDS)]
+        # What lies there may yet be of another format, and to find that takes time too.
+        seconds = min(LISTING_SECONDS, location.access.left / 2)
+        return [key.decode() for key in asked.result(seconds)]
     except (OSError, ValueError, RuntimeError):  # TimeoutError is an OSError
         return []
 

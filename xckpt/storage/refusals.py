@@ -51,6 +51,8 @@ _BY_SYSTEM: Final = re.compile(
 """A local file's path and what the system said. TensorStore ends the path of a folder that it makes
 by a NUL in the path of the file."""
 
+_DENIED: Final = r"PERMISSION_DENIED|code='403'"
+_UNKNOWN_REQUEST: Final = r"NotImplemented|UNIMPLEMENTED|code='501'"
 _ANYWHERE: Final = (
     ("Too many open files in system", SYSTEM_FILES),
     ("Too many open files", FILES),
@@ -84,7 +86,7 @@ _IN_BUCKETS: Final = (
         "the quota or the space is used up: free some, or save elsewhere",
     ),
     (
-        r"NotImplemented|UNIMPLEMENTED|code='501'",
+        _UNKNOWN_REQUEST,
         "the storage does not know this request; to save, xckpt needs conditional writes "
         "(If-None-Match and If-Match of PUT): save to a storage that has them",
     ),
@@ -93,7 +95,7 @@ _IN_BUCKETS: Final = (
         "another request for the same object came at the same time: try again",
     ),
     (
-        r"PERMISSION_DENIED|code='403'",
+        _DENIED,
         "check what these credentials may do in the bucket: to save, xckpt lists, reads, writes "
         "and deletes (s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject; "
         "roles/storage.objectUser)",
@@ -187,6 +189,17 @@ def said_of(where: str, error: Exception) -> XckptError:
         return error
     known = isinstance(error, (OSError, ValueError, RuntimeError))
     return refusal(where, error if known else RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def is_denied(error: StorageError) -> bool:
+    """Whether the storage does not let this reader look, or cannot list at all.
+
+    Example:
+        >>> is_denied(refusal("w", OSError(13, "Permission denied"))), is_denied(StorageError("w"))
+        (True, False)
+    """
+    said = f"{error} {error.__cause__}"
+    return re.search(rf"{_DENIED}|Permission denied|{_UNKNOWN_REQUEST}", said) is not None
 
 
 def kind_of(error: XckptError, damage: str) -> str:
