@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results
+from xckpt.convert import convert
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group, LocalGroup
@@ -141,6 +144,30 @@ def test_a_file_that_is_written_meanwhile(path: Path) -> None:
     options = xckpt.LoadOptions(progress=rewrite)
     with pytest.raises(xckpt.StorageError, match=f"{path.name}: a file of it was written while"):
         xckpt.load(path, options=options)
+
+
+def test_a_file_that_is_written_anew_meanwhile(tmp_path: Path) -> None:
+    """A writer that begins with an empty file leaves nothing that is damaged."""
+    path, tensors = tmp_path / "many.safetensors", {f"w{n}": np.ones(1000) for n in range(8)}
+    safetensors.numpy.save_file(tensors, path)
+
+    def begin(progress: xckpt.Progress) -> None:
+        path.write_bytes(b"")
+
+    calls: list[Callable[[], object]] = [
+        lambda: xckpt.load(path, options=xckpt.LoadOptions(progress=begin, threads=1)),
+        lambda: convert(
+            path, tmp_path / "to", options=xckpt.SaveOptions(progress=begin, threads=1)
+        ),
+    ]
+    for call in calls:
+        safetensors.numpy.save_file(tensors, path)
+        with pytest.raises(xckpt.StorageError, match="a file of it was written"):
+            call()
+    safetensors.numpy.save_file(tensors, path)
+    options = xckpt.SaveOptions(progress=begin)
+    with ThreadPoolExecutor(2) as workers, pytest.raises(xckpt.StorageError, match="was written"):
+        convert(path, tmp_path / "to", executor=workers, options=options)
 
 
 def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,12 +181,12 @@ class SourceReader:
         threads = self.options.threads or self.source.threads
         casts = CastingCopies()
         budget = share_of(self.options.memory_bytes, self.host_ranks)
-        with Pool(threads=threads, budget=budget) as pool:
-            for item in tensors:
-                if not pool.failed:
-                    self._submit(item, planner, pool, progress, casts)
-        casts.check()
-        self.source.check_unchanged(self._state, self.name)
+        with self.source.unchanged(self._state, self.name):
+            with Pool(threads=threads, budget=budget) as pool:
+                for item in tensors:
+                    if not pool.failed:
+                        self._submit(item, planner, pool, progress, casts)
+            casts.check()
 
     def _dtype(self, item: ReadItem) -> str:
         return self.source.specs[self._names[item.storage_index.fqn]].dtype

@@ -8,7 +8,8 @@ from __future__ import annotations
 import abc
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import JSONValue, Sharding
-from xckpt.errors import ManifestError, StorageError
+from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
 from xckpt.mapping.spec import TensorSpec
 
 OWN = "xckpt."
@@ -146,6 +147,20 @@ class TensorSource(abc.ABC):
                 f"{os.fspath(path)}: a file of it was written while it was read, so that what was "
                 f"read may be of two checkpoints; call again when nothing writes there"
             )
+
+    @contextmanager
+    def unchanged(self, state: bytes, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Read within it: afterwards, and where something is damaged, `check_unchanged` follows.
+
+        Raises:
+            StorageError: a file was written meanwhile, and may be whole again by now.
+        """
+        try:
+            yield
+        except CorruptCheckpointError:
+            self.check_unchanged(state, path)
+            raise
+        self.check_unchanged(state, path)
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -49,6 +49,19 @@ def keys_of(name: str) -> tuple[str, ...]:
     return tuple(unquote(part) for part in name.split("/")) if name else ()
 
 
+def of_one_leaf(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Pairs of mapping names that mean one leaf, since one of them escapes what needs no escape.
+
+    Example:
+        >>> of_one_leaf(["A", "%41", "a%2Fb", "a/b"])
+        [('A', '%41')]
+    """
+    first: dict[str, str] = {}
+    # A name without a % is as `mapping_name` makes it.
+    plain = ((mapping_name(keys_of(name)) if "%" in name else name, name) for name in names)
+    return [(first[key], name) for key, name in plain if first.setdefault(key, name) != name]
+
+
 def by_mapping_name(leaf_names: Iterable[str]) -> dict[str, str]:
     """Mapping name -> leaf name.
 

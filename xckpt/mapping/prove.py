@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.cover import CoverFault, cover_fault
 from xckpt.errors import SHOWN_PROBLEMS
+from xckpt.mapping.names import of_one_leaf
 from xckpt.mapping.pattern import Pattern, literal, skeleton
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.rule import Rule
@@ -154,6 +155,9 @@ def _unmade(
 
 
 def _target_faults(resolved: ResolvedMapping) -> Iterator[str]:
+    for first, second in of_one_leaf(resolved.targets):
+        rules = f"rule {resolved.makers[first]} and rule {resolved.makers[second]}"
+        yield f"targets {first!r} and {second!r} are one leaf, which {rules} make"
     for name, copies in resolved.copies.items():
         fault = copies_fault(resolved.targets[name].shape, copies)
         if fault is not None:

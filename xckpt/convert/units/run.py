@@ -123,11 +123,12 @@ class UnitShare:
             reports[unit.number] = report
             progress.add(unit.target_bytes)
 
-        if self.executor is None:
-            self._run_here(missing, output, note, share_of(self.options.memory_bytes, host_ranks))
-        else:
-            self._run_in(self.executor, missing, output, note)
-        self.opened.source.check_unchanged(self.opened.state, self.conversion.path)
+        with self.opened.source.unchanged(self.opened.state, self.conversion.path):
+            if self.executor is None:
+                memory = share_of(self.options.memory_bytes, host_ranks)
+                self._run_here(missing, output, note, memory)
+            else:
+                self._run_in(self.executor, missing, output, note)
         return [reports[unit.number] for unit in self.units]
 
     def _run_here(
