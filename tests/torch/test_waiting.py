@@ -166,3 +166,19 @@ def on_rank_torch_group(rank: int, path: Path) -> int:
 
 def test_a_torch_process_group_is_a_group(four_ranks: Ranks, tmp_path: Path) -> None:
     assert four_ranks.run(on_rank_torch_group, tmp_path / "a") == [1] * 4
+
+
+def on_rank_times_beyond_all_clocks(rank: int, path: Path) -> list[int]:
+    steps: list[int] = []
+    for seconds in (1e300, float("inf"), 10**400):
+        group = fresh_group()
+        xckpt.save(path, STATE, group=group, overwrite=True, timeout=seconds)
+        xckpt.save_async(path, STATE, group=group, overwrite=True, timeout=seconds).result()
+        steps.append(xckpt.load(path, group=group, timeout=seconds)["step"])
+    return steps
+
+
+def test_times_beyond_all_clocks(four_ranks: Ranks, tmp_path: Path) -> None:
+    """A load ended by an OverflowError: no socket waits as long."""
+    answers = four_ranks.run(on_rank_times_beyond_all_clocks, tmp_path / "a")
+    assert answers == [[1, 1, 1]] * 4

@@ -40,7 +40,7 @@ from xckpt.core.geometry.spread import Processes
 from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import beat_of
 from xckpt.engine.ranks.group import KeptPlans
-from xckpt.engine.ranks.patience import GRACE_SECONDS
+from xckpt.engine.ranks.patience import GRACE_SECONDS, LONGEST
 from xckpt.engine.ranks.waiting import WARN_AFTER
 from xckpt.errors import NoGroupError, RankFailure
 from xckpt.jax.course import COURSE
@@ -50,8 +50,6 @@ from xckpt.jax.waits import Waits
 
 TIMEOUT = 1800.0
 """Seconds that a silent rank is waited for, unless a caller says otherwise."""
-LONGEST = 1e6
-"""Seconds that the service can be asked to wait, at most: it counts milliseconds."""
 
 _kept_plans: dict[int, KeptPlans] = {}
 """Coordinator -> the plans of the saves of all processes."""

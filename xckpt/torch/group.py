@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from xckpt.core.geometry.spread import Processes
 from xckpt.engine.ranks.alive import beat_of
 from xckpt.engine.ranks.group import KeptPlans
+from xckpt.engine.ranks.patience import LONGEST
 from xckpt.engine.ranks.star import Star
 from xckpt.engine.ranks.waiting import WARN_AFTER
 from xckpt.torch.meeting import join
@@ -115,11 +116,11 @@ class TorchGroup:
     def timeout(self) -> float:
         """Seconds that a silent rank is waited for."""
         if self._given_timeout is not None:
-            return self._given_timeout
+            return min(self._given_timeout, LONGEST)
         if not self._has_gloo:
             return WITHOUT_GLOO
         options = self._process_group._get_backend(torch.device("cpu")).options
-        return options._timeout.total_seconds()
+        return min(options._timeout.total_seconds(), LONGEST)
 
     def within(self, seconds: float) -> TorchGroup:
         """The same processes, waiting ``seconds`` for a silent rank in one step."""

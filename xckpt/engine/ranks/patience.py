@@ -31,6 +31,8 @@ from xckpt.engine.ranks.waiting import (
 )
 from xckpt.errors import RankFailure
 
+LONGEST: Final = 1e6
+"""Seconds that a rank is waited for, at most: no socket waits for an endless time."""
 GRACE_SECONDS: Final = 0.75
 """How much longer the others wait than the coordinator: its answer says more than its silence."""
 SUSPECT_SECONDS: Final = 0.4
