@@ -94,6 +94,22 @@ def test_what_is_of_another_type_is_named(make: Callable[[], object], words: str
         make()
 
 
+def test_what_a_mapping_is_fits_a_line_however_large_the_models_are() -> None:
+    layers = {f"layers.{n}.up.weight": np.zeros((4, 2), np.float32) for n in range(500)}
+    kernels = {f"up/{n}": np.zeros((2, 4), np.float32) for n in range(500)}
+    mapping = Mapping([Rule(name, f"at/{n}") for n, name in enumerate(layers)])
+    both = mapping.then(mapping.inverse())
+    for thing in (mapping, both, mapping.resolve(layers), infer(layers, kernels | layers)):
+        assert len(repr(thing)) < 300 and "\n" not in repr(thing)
+    assert repr(mapping).startswith("<Mapping of 500 rules: layers.0.up.weight -> at/0, ")
+    assert ", then <Mapping of 500 rules: at/0 -> " in repr(both)
+    assert "500 leaves" in repr(mapping.resolve(layers))
+    assert repr(Mapping(mapping.rules[:1])) == "<Mapping of 1 rule: layers.0.up.weight -> at/0>"
+    assert repr(infer(layers, layers)) == (
+        "<Inference: 500 certain, 0 assumed, 0 ambiguous, 0 unmatched>"
+    )
+
+
 def test_a_shape_is_a_tuple_however_it_is_given() -> None:
     assert TensorSpec(cast(Any, [2, 3]), "int8") == TensorSpec((2, 3), "int8")
 

@@ -19,6 +19,7 @@ from typing import Any, cast
 import tomli_w
 
 from xckpt.core.text.arguments import named
+from xckpt.core.text.printable import in_few
 from xckpt.errors import MappingError
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.operations.base import is_list, is_table
@@ -54,6 +55,13 @@ def check_mapping(mapping: object, call: str) -> None:
         raise TypeError(f"{call} takes mapping=xckpt.convert.Mapping(...), not {named(kind)}")
 
 
+def _in_a_line(self: LeafMapping) -> str:
+    count = "1 rule" if len(self.rules) == 1 else f"{len(self.rules):,} rules"
+    rules = in_few([str(rule) for rule in self.rules], shown=3)
+    then = "" if self.following is None else f", then {self.following!r}"
+    return f"<Mapping of {count}{': ' if rules else ''}{rules}{then}>"
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class LeafMapping:
     """How the leaves of one model become those of another; publicly `xckpt.convert.Mapping`.
@@ -78,13 +86,14 @@ class LeafMapping:
 
     rules: tuple[Rule, ...]
     """In any order: no leaf may be matched by two of them."""
-
     following: LeafMapping | None
     """The next step, on the leaves that the rules make; see `then`."""
 
     def __init__(self, rules: Iterable[Rule] = (), following: LeafMapping | None = None) -> None:
         object.__setattr__(self, "rules", _checked(rules))
         object.__setattr__(self, "following", following)
+
+    __repr__ = _in_a_line
 
     def inverse(self) -> LeafMapping:
         """The mapping back, derived: each rule inverted, the last step first."""

@@ -76,6 +76,10 @@ class ResolvedMapping:
     """Target leaf -> the rule that makes it."""
     _boxes: dict[str, Boxes] = field(default_factory=dict[str, Boxes], compare=False, repr=False)
 
+    def __repr__(self) -> str:
+        """In a line: a model has many leaves."""
+        return f"<ResolvedMapping: {len(self.targets):,} leaves of {len(self.sources):,}>"
+
     def copies_into(self, name: str, box: Box) -> tuple[StridedCopy, ...]:
         """The copies restricted to a box of a target leaf.
 

@@ -98,6 +98,11 @@ class Inference:
     unmatched: Unmatched
     """The leaves left over on either side."""
 
+    def __repr__(self) -> str:
+        parts = "certain", "assumed", "ambiguous", "unmatched"
+        counts = ", ".join(f"{len(getattr(self, part)):,} {part}" for part in parts)
+        return f"<Inference: {counts}>"
+
 
 def infer(
     source: object, target: object, *, progress: Callable[[float], None] | None = None
