@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from xckpt.api.load_call import check_filled
+from xckpt.api.load_call import check_filled, check_state
 from xckpt.api.save import check_planner, names_limits, raised_on_all_ranks
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
@@ -109,7 +109,8 @@ def load_state_dict(
 
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already.
-        TypeError: the reader is not a `StorageReader`, or the planner not a `LoadPlanner`.
+        TypeError: the reader is not a `StorageReader`, the planner not a `LoadPlanner`, or
+            ``state_dict`` is None.
 
     Example:
         >>> import numpy as np, xckpt
@@ -124,6 +125,7 @@ def load_state_dict(
     with raised_on_all_ranks(find):
         _check_storage(storage_reader, StorageReader, "ZarrStorageReader")
         check_flags("load_state_dict", no_dist=no_dist)
+        check_state(state_dict)
         check_planner(planner, LoadPlanner, "load_state_dict")
         group = find()
     with _seen("load_state_dict", storage_reader, LoadOptions, group) as watch:

@@ -186,7 +186,8 @@ def called(call: str, path: Path, given: dict[str, Any]) -> Any:
         return convert(path.with_name("good"), path, overwrite=True, **given)
     if call == "load_state_dict":
         reader = xckpt.storage.ZarrStorageReader(path)
-        return xckpt.load_state_dict({"w": torch.zeros(3)}, reader, **given)
+        state = given.pop("state", {"w": torch.zeros(3)})
+        return xckpt.load_state_dict(state, reader, **given)
     given = {"timeout": 20} | given if call != "save_state_dict" else given
     if call == "save":
         return xckpt.save(where, {"w": torch.ones(3)}, **given)
@@ -246,6 +247,7 @@ def on_rank_wrong(
         ("convert", "group", "TypeError", "a group of processes is an xckpt.Group"),
         ("save_state_dict", "coordinator", "ValueError", "coordinator_rank 5 is not one of"),
         ("save_state_dict", "coordinator in words", "TypeError", "an int, not the str '0'"),
+        ("load_state_dict", "state", "TypeError", "there is nothing to load into"),
         ("load_state_dict", "half a coordinator", "TypeError", "an int, not the float 0.5"),
         ("load_state_dict", "coordinator", "ValueError", "coordinator_rank 5 is not one of"),
     ],

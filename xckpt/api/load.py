@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from xckpt.api.load_call import LoadCall, check_filled, strictness_of
+from xckpt.api.load_call import LoadCall, check_filled, check_state, strictness_of
 from xckpt.api.parts import PartialLoad, Patterns
 from xckpt.api.save import Path, check_path, names_limits, raised_on_all_ranks
 from xckpt.core.plan.load import LoadPlanner
@@ -273,8 +273,7 @@ def load_into(
     with raised_on_all_ranks(find):
         check_path(path, "load_into(path, state)")
         check_flags("load_into", no_dist=no_dist, strict=strict, cast=cast, allow_lossy=allow_lossy)
-        if state is None:
-            raise TypeError("there is nothing to load into: give the state that is to be filled")
+        check_state(state)
         call = LoadCall(
             path=path,
             in_place=True,

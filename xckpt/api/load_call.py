@@ -173,6 +173,16 @@ def _formats_at(path: Path, reader: ZarrStorageReader, options: LoadOptions) -> 
     return FormatsAt(reader.location if reader.location.bucket else path, options)
 
 
+def check_state(state: object) -> None:
+    """Refuse None as the state of a load in place.
+
+    Raises:
+        TypeError: it is None.
+    """
+    if state is None:
+        raise TypeError("there is nothing to load into: give the state that is to be filled")
+
+
 def check_filled(loaded: object, state: object) -> None:
     """Refuse a load in place that has made a new root: its caller keeps the old one.
 

@@ -130,7 +130,8 @@ def load_state(
     """Load a checkpoint on all ranks of a group through the planner; collective.
 
     Args:
-        state_dict: the target tree, as this rank sees it; None for everything, as NumPy arrays.
+        state_dict: the target tree, as this rank sees it; None for everything, as NumPy arrays,
+            where it is not ``in_place``.
         storage_reader: where from.
         group: the ranks that load together.
         planner: what goes where.
@@ -143,10 +144,7 @@ def load_state(
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
         XckptError: the failure itself, in a group of one.
-        TypeError: ``in_place``, but there is no state.
     """
-    if in_place and state_dict is None:
-        raise TypeError("there is nothing to load into: give the state that is to be filled")
     planner.use_adapters(loaded_adapters(group.rank))
     planner.begin_load(in_place=in_place)
     load = _Load(state_dict, storage_reader, planner, others, watch, arguments or {})
