@@ -107,6 +107,20 @@ def test_a_damaged_step_falls_back_to_the_other_root(tmp_path: Path) -> None:
         assert two_roots(tmp_path, str(tmp_path / "second")).restore()["step"] == 4
 
 
+def test_a_damaged_temporary_step_goes_once_it_is_kept(tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    with two_roots(tmp_path, str(second)) as checkpoints:
+        train(checkpoints, range(6))
+    (second / "step-00000005" / "w" / "c" / "0").write_bytes(b"")
+    with two_roots(tmp_path, str(second)) as checkpoints:
+        with pytest.warns(UserWarning, match="step 4 was restored.*step 5: "):
+            checkpoints.restore()
+        assert checkpoints.save(6, state_of(6)) and (second / "step-00000005").exists()
+        assert checkpoints.save(5, state_of(-5), force=True)
+    assert not (second / "step-00000005").exists() and (second / "step-00000006").exists()
+    assert two_roots(tmp_path, str(second)).restore(step=5)["step"] == -5
+
+
 def test_of_equal_steps_a_temporary_one_stands_in_for_a_damaged_one(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "run" / "4", state_of(4))
     shutil.copytree(tmp_path / "run" / "4", tmp_path / "second" / "4")

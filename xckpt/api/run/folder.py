@@ -160,10 +160,10 @@ class RunFolder:
             own = [each for each in self._good if self.root_of(each) is root]
             one_each = {each.number: each for each in own}  # policies see each number once
             numbers = {each.number for each in deletable(list(one_each.values()), rules)}
-            if root.temporary and not last.temporary:
-                numbers.add(last.number)  # an older one, which would count again some day
-            for record in own:
-                if record.number in numbers and record.managed and key_of(record) not in stays:
+            # Older ones of the last step, if damaged, too: they would count again some day.
+            twins = self.find(last.number) if root.temporary and not last.temporary else []
+            for record in dict.fromkeys([*(r for r in own if r.number in numbers), *twins]):
+                if record.managed and self.root_of(record) is root and key_of(record) not in stays:
                     self.remove(record)
 
     def _forget_deleted(self) -> None:
