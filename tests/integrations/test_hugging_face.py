@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -269,7 +270,8 @@ def test_a_damaged_best_is_an_error_at_the_end_and_the_newest_stays(tmp_path: Pa
 
     best: Any = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
     best |= {"eval_strategy": "steps", "eval_steps": 5, "learning_rate": 1.0}
-    with pytest.raises(xckpt.CorruptCheckpointError, match="checkpoint-15"):
+    # At this rate the loss goes up and down, not alike on all processors.
+    with pytest.raises(xckpt.CorruptCheckpointError, match=rf"checkpoint-(?!{STEPS}/)\d+"):
         trained(tmp_path, save_total_limit=1, callbacks=[Damages()], **best)
     assert xckpt.open(tmp_path / f"checkpoint-{STEPS}").verify() == []
 
@@ -306,6 +308,41 @@ def test_weights_of_a_model_without_a_configuration_and_of_no_trainer(tmp_path: 
     xckpt.save(run, {"model": {"w": torch.ones(2)}}, overwrite=True, metadata=notes)
     save_pretrained(str(run), str(out))
     assert [each.name for each in out.iterdir()] == ["model.safetensors"]
+
+
+def saved_by_a_trainer(model: torch.nn.Module, folder: Path) -> str:
+    """The checkpoint that a trainer of this model saves."""
+    from transformers import TrainingArguments
+
+    from xckpt.integrations.hugging_face import XckptTrainer
+
+    arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[], save_only_model=True)
+    trainer = XckptTrainer(model, arguments)
+    trainer._save_checkpoint(model, None)
+    return str(folder / "checkpoint-0")
+
+
+def test_how_a_model_generates_goes_to_from_pretrained(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    from xckpt.integrations.hugging_face import save_pretrained
+
+    config = GPT2Config(vocab_size=32, n_embd=8, n_layer=1, n_head=1)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    model.generation_config.eos_token_id = [2, 7]
+    save_pretrained(saved_by_a_trainer(model, tmp_path), str(tmp_path / "out"))
+    found: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert found.generation_config.eos_token_id == [2, 7]
+
+
+def test_a_model_of_the_users_may_have_a_configuration_of_its_own(tmp_path: Path) -> None:
+    from xckpt.integrations.hugging_face import save_pretrained
+
+    class Scaled(torch.nn.Linear):
+        config = argparse.Namespace(scale=2)
+
+    save_pretrained(saved_by_a_trainer(Scaled(2, 1), tmp_path), str(tmp_path / "out"))
+    assert os.listdir(tmp_path / "out") == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["base_model.model.w", "q.base_layer.weight"])

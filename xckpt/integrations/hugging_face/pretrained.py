@@ -27,8 +27,8 @@ def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -
 
     Args:
         checkpoint: one of `xckpt.integrations.hugging_face.XckptTrainer`.
-        folder: a local one; gets ``model.safetensors``, and ``config.json`` if the model has a
-            configuration.
+        folder: a local one; gets ``model.safetensors``, and ``config.json`` and
+            ``generation_config.json`` if the model has such configurations.
         dtype: element type of the weights, such as ``"bfloat16"``; None leaves them.
 
     Raises:
@@ -39,7 +39,7 @@ def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -
     """
     for each in (checkpoint, folder):
         check_path(each, "save_pretrained(checkpoint, folder)")
-    config, place = notes_of(checkpoint)["config"], Location.parse(folder)
+    found, place = notes_of(checkpoint), Location.parse(folder)
     for name in open_checkpoint(checkpoint):
         if name.startswith("model/base_model.") or ".base_layer." in name:
             raise UnsupportedLeafError(ADAPTED.format(checkpoint, name))
@@ -48,6 +48,8 @@ def save_pretrained(checkpoint: str, folder: str, *, dtype: str | None = None) -
     weights = Mapping([Rule("model/{name...}", "{name...}"), *rules])
     target = str(place.within("model.safetensors"))
     convert(checkpoint, target, mapping=weights, dtype=dtype, overwrite=True)
-    if config is not None and place.folder is not None:
-        with storage_errors(file := place.folder / "config.json"):
-            file.write_text(config, encoding="utf-8")
+    for name in ("config", "generation_config"):  # the one only of a model that generates
+        text = found.get(name)
+        if text is not None and place.folder is not None:
+            with storage_errors(file := place.folder / f"{name}.json"):
+                file.write_text(text, encoding="utf-8")

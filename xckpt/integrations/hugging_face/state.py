@@ -1,6 +1,6 @@
 """The trainer's own state: which step is the best, what its callbacks count, what it has logged.
 
-1. With the model's configuration it is the notes of a checkpoint: metadata, committed with it.
+1. With the model's configurations it is the notes of a checkpoint: metadata, committed with it.
 2. The trainer reads it from a file, which is made from the notes.
 """
 
@@ -47,8 +47,18 @@ def notes(trainer: Any, checkpoint: str) -> dict[str, JSONValue]:
     state.stateful_callbacks = [each for each in every if isinstance(each, ExportableState)]
     state.__post_init__()  # has their states in their place
     text = json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True)
-    config = getattr(trainer.model, "config", None)
-    return {"trainer_state": text, "config": config and config.to_json_string(use_diff=False)}
+    model = trainer.model
+    return {
+        "trainer_state": text,
+        "config": _json_of(model, "config", False),
+        "generation_config": _json_of(model, "generation_config"),
+    }
+
+
+def _json_of(model: object, name: str, *use_diff: bool) -> str | None:
+    """A configuration of a model as text; a model of the user's may have another kind, or none."""
+    config: Any = getattr(model, name, None)
+    return config.to_json_string(*use_diff) if hasattr(config, "to_diff_dict") else None
 
 
 def notes_of(checkpoint: str) -> dict[str, str | None]:
