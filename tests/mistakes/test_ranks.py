@@ -22,6 +22,7 @@ import xckpt
 from tests.support.ranks import Ranks, die
 from tests.support.time_limit import ALLOWANCE
 from xckpt.convert import convert
+from xckpt.torch.dcp import export_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +185,8 @@ def called(call: str, path: Path, given: dict[str, Any]) -> Any:
     where = given.pop("path", path)
     if call == "convert":
         return convert(path.with_name("good"), path, overwrite=True, **given)
+    if call == "export":
+        return export_checkpoint(path.with_name("good"), path.with_name("dcp"), **given)
     if call == "load_state_dict":
         reader = xckpt.storage.ZarrStorageReader(path)
         state = given.pop("state", {"w": torch.zeros(3)})
@@ -244,6 +247,7 @@ def on_rank_wrong(
         ("manager", "group", "TypeError", "a group of processes is an xckpt.Group"),
         ("convert", "options", "TypeError", "options"),
         ("convert", "format", "ValueError", "tar"),
+        ("export", "options", "TypeError", "export_checkpoint takes options=xckpt.LoadOptions"),
         ("convert", "group", "TypeError", "a group of processes is an xckpt.Group"),
         ("save_state_dict", "coordinator", "ValueError", "coordinator_rank 5 is not one of"),
         ("save_state_dict", "coordinator in words", "TypeError", "an int, not the str '0'"),
@@ -255,7 +259,7 @@ def on_rank_wrong(
 def test_an_argument_that_is_wrong_on_one_rank(
     two_ranks: Ranks, tmp_path: Path, call: str, wrong: str, kind: str, words: str, chosen: int
 ) -> None:
-    if call.startswith(("load", "convert")):
+    if call.startswith(("load", "convert", "export")):
         xckpt.save(tmp_path / "good", {"w": np.ones(3, np.float32)})
     first, second = two_ranks.run(on_rank_wrong, tmp_path / "c", call, wrong, chosen)
     assert first == second and first[0] == kind and first[2], (first, second)

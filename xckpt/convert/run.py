@@ -153,7 +153,7 @@ def convert(
     """
     alone = group is None and executor is not None
     find = GroupFinder(LocalGroup() if alone else group, timeout=timeout)
-    with _raised_on_all_ranks(find):
+    with raised_on_all_ranks(find):
         options = checked_arguments(options, mapping, overwrite, opaque, allow_lossy)
         source, target = os.fspath(src), os.fspath(dst)
         wanted, reading = _wanted(mapping, like), reading_options(options)
@@ -176,7 +176,7 @@ def convert(
 
 
 @contextmanager
-def _raised_on_all_ranks(find: GroupFinder) -> Iterator[None]:
+def raised_on_all_ranks(find: GroupFinder) -> Iterator[None]:
     """Around what this rank checks before the first step: all ranks raise what it raises."""
     try:
         yield

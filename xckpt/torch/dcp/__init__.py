@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 
 from xckpt.core.metadata import JSONValue, Metadata
+from xckpt.engine.groups import GroupFinder
 from xckpt.engine.ranks.group import Group
 from xckpt.options import LoadOptions, SaveOptions, checked_options
 from xckpt.torch.dcp.install import install, installed, uninstall
@@ -149,9 +150,10 @@ def export_checkpoint(
         ['.metadata', '__0_0_0_0.distcp', '__0_1.distcp']
     """
     # Writers and readers of DCP are not to wait for the import of conversions.
-    from xckpt.convert.run import convert
+    from xckpt.convert.run import convert, raised_on_all_ranks
 
-    options = checked_options(options, LoadOptions, "export_checkpoint")
+    with raised_on_all_ranks(GroupFinder(group)):
+        options = checked_options(options, LoadOptions, "export_checkpoint")
     convert(
         path,
         dcp_folder,
