@@ -28,6 +28,7 @@ class Allowance:
 
     Args:
         memory_bytes: the caller's limit; `LEAST_LIMIT` is always allowed.
+        within: another one, in which what this one takes counts as well.
 
     Example:
         >>> memory = Allowance(80 << 20)

@@ -31,7 +31,7 @@ from xckpt.core.plan.host_reads import SharedReads
 from xckpt.errors import StorageError
 from xckpt.storage.host.far import FarRanks
 from xckpt.storage.host.greetings import accepted
-from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen
+from xckpt.storage.host.peer import Bytes, Peer, call, close_all, is_own, listen
 from xckpt.storage.host.slots import Slots
 from xckpt.storage.host.threads import Threads
 
@@ -184,10 +184,7 @@ class Exchange:
         self._slots.fail(StorageError("the load has ended"))
         if self._far is not None:
             self._far.close()
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        close_all(self._sockets)
         self._threads.join()
         self._slots.let_go()
         if self._folder is not None:

@@ -35,7 +35,7 @@ from xckpt.engine.ranks.links import TOKEN_BYTES
 from xckpt.engine.ranks.rendezvous import Invitation, connect, listen
 from xckpt.errors import StorageError
 from xckpt.storage.host.greetings import accepted
-from xckpt.storage.host.peer import Bytes, Peer, peer_lost
+from xckpt.storage.host.peer import Bytes, Peer, close_all, peer_lost
 
 HALF: Final = TOKEN_BYTES // 2
 GREETING: Final = struct.Struct(f"<{HALF}sq")
@@ -130,10 +130,7 @@ class FarRanks:
             parcels.put(None)
         with self._lock:
             self._closed = True
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        close_all(self._sockets)
 
     def _adopt(self, connection: socket.socket) -> None:
         """Have `close` close a connection.

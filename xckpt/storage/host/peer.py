@@ -293,6 +293,14 @@ def _remove_leftovers() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def close_all(connections: Iterable[socket.socket]) -> None:
+    """Close sockets, so that no thread and no rank waits at either end."""
+    for each in connections:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+
+
 def is_own(connection: socket.socket) -> bool:
     """Whether the process at the other end is this user's; anyone can find an abstract address."""
     if not hasattr(socket, "SO_PEERCRED"):
