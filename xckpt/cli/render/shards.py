@@ -25,16 +25,15 @@ from xckpt.viewer.picture.plane import COLOURS, Picture, PictureShard
 SIGNS: Final = digits + ascii_letters
 LEAST_COLUMNS, LEAST_ROWS, LARGEST = 8, 3, 8
 """Characters of a side, at least; and of an element, at most."""
-LINES: Final = 12
-"""Lines of a picture, at most."""
 
 
-def draw_shards(picture: Picture, *, width: int = 64) -> Drawing:
+def draw_shards(picture: Picture, *, width: int = 64, height: int = 13) -> Drawing:
     """Draw the shards of a picture.
 
     Args:
         picture: what lies in a plane; its shards are disjoint.
         width: most characters of a line, the offsets included.
+        height: most lines, that of the offsets included.
 
     Example:
         >>> shards = (PictureShard((0, 0, 4, 4), (0,)), PictureShard((4, 0, 4, 4), (1, 3)))
@@ -52,7 +51,7 @@ def draw_shards(picture: Picture, *, width: int = 64) -> Drawing:
         4 00000000000000001+1+1+1+1+1+1+1+
     """
     margin = len(str(picture.rows)) + 1 if picture.rows > 1 else 0
-    rows, columns, even = cells_of(picture, width - margin, LINES)
+    rows, columns, even = cells_of(picture, width - margin, height - 1)
     owners = owner_of_cells(picture, rows, columns)
     signs = np.full((rows, columns), " ")
     for number, shard in enumerate(picture.shards):
