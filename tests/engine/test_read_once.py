@@ -78,10 +78,10 @@ def test_columns_of_what_was_saved_in_rows(path: str, read: list[int]) -> None:
     assert sum(read) == WHOLE.nbytes
 
 
-def test_shared_chunks_of_zarr_shards_in_a_bucket_are_a_request_each(
+def test_a_zarr_shard_in_a_bucket_that_several_ranks_want_is_one_request(
     bucket: CountedBucket,
 ) -> None:
-    """No request asks for the index of a shard: a chunk is where writers put it."""
+    """One rank reads all its chunks, and no request asks for the index of a shard."""
     url = "s3://bucket/shards"
     given = xckpt.SaveOptions(chunk_bytes=1 << 17, shard_bytes=1 << 19, pack_bytes=0)
     xckpt.save(url, {"w": WHOLE}, options=given)
@@ -93,7 +93,7 @@ def test_shared_chunks_of_zarr_shards_in_a_bucket_are_a_request_each(
     for state in results(4, load):
         assert (state["w"] == WHOLE).all()
     chunks = [each for each in bucket.taken() if each.kind == "GET chunk"]
-    assert len(chunks) == WHOLE.nbytes >> 17
+    assert len(chunks) == WHOLE.nbytes >> 19
     assert sum(each.answered for each in chunks) < WHOLE.nbytes + 2 * (1 << 10)
     # A rank whose own chunks are read already must not wait for peers then.
     for name in [name for name in bucket.objects if "/c/" in name]:

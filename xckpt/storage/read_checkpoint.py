@@ -12,7 +12,7 @@ import contextlib
 import io
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,8 +25,9 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box, Int64s
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
-from xckpt.core.manifest.entries import BytesEntry, Entry, Manifest, ValueEntry
+from xckpt.core.manifest.entries import BytesEntry, Entry, Manifest, TensorEntry, ValueEntry
 from xckpt.core.manifest.memory import COPIES, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import Metadata
@@ -209,7 +210,8 @@ class ZarrStorageReader:
         ]
         if not any(announced):
             return plans
-        pairs = zip(plans, share_reads(announced), strict=True)
+        shares = share_reads(announced, _read_together(self.source))
+        pairs = zip(plans, shares, strict=True)
         return [replace(plan, storage_data=share) for plan, share in pairs]
 
     def same_digests(self, one: str, other: str) -> bool:
@@ -301,6 +303,20 @@ class ZarrStorageReader:
         data = _memory(entry)
         read_box(self.source, self.source.arrays[entry.name], Box.whole(data.shape), data)
         return data.tobytes()
+
+
+def _read_together(source: ChunkSource) -> Callable[[Int64s], Int64s]:
+    """Which chunks one request brings: several of a zarr shard, in a bucket."""
+    # Imported here: a load by one process does without.
+    from xckpt.core.geometry.shards.together import together
+    from xckpt.storage.chunks.range_reads import RANGE_BYTES
+
+    sharded: list[ZarrArray] = []
+    for leaf in source.manifest.leaves if source.root.driver != "file" else ():
+        if isinstance(leaf, TensorEntry):
+            shard = leaf.shard if leaf.pieces is None else leaf.pieces.shard
+            sharded += source.arrays[leaf.name] if shard is not None else ()
+    return together(sharded, RANGE_BYTES)
 
 
 def _memory(entry: Entry) -> NDArray[np.generic]:

@@ -224,3 +224,18 @@ def test_replicas_that_want_many_chunks_say_and_hear_little() -> None:
     assert len(wanted) < 1000
     assert max(len(msgspec.msgpack.encode(share)) for share in shares) < 2500
     assert sorted(shares[0].reads().own) == list(range(0, 100_000, 8))
+
+
+@given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 40), st.booleans())
+def test_chunks_that_are_read_together_have_one_reader(
+    run: int, count: int, chunks: int, are_far: bool
+) -> None:
+    """Runs are shared out evenly, as single chunks are."""
+    wanted = packed(np.arange(chunks))
+    announced = [
+        Announcement(str(rank) if are_far else "a", str(rank), wanted, b"r" if are_far else b"")
+        for rank in range(count)
+    ]
+    shares = [each.reads() for each in share_reads(announced, lambda numbers: numbers // run)]
+    readers = {chunk: rank for rank, share in enumerate(shares) for chunk in share.own}
+    assert readers == {chunk: chunk // run % count for chunk in range(chunks)}

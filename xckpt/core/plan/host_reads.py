@@ -8,7 +8,8 @@ it. From what each rank wants (`share_reads`):
 3. A chunk that several hosts want is read by one of them, where the ranks are reached by others:
    its rank there sends it to one rank of each other host, which publishes it there.
 4. The k-th such chunk is read by host k modulo their number, and so by rank, which spreads them
-   evenly: each of H hosts reads 1/H of the bytes, and sends about as much as it receives.
+   evenly: each of H hosts reads 1/H of the bytes, and sends about as much as it receives. Chunks
+   that one request brings count as one.
 5. Every rank learns what it publishes and sends for which ranks, and what to expect from each.
 
 Chunks that the same ranks want are shared out together, in columns: those whose turns leave the
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import lcm
@@ -159,8 +160,15 @@ def _merged(columns: Sequence[bytes]) -> list[int]:
 prepare_structs(Announcement, PackedReads)
 
 
-def share_reads(announced: Sequence[Announcement | None]) -> list[PackedReads]:
+def share_reads(
+    announced: Sequence[Announcement | None],
+    together: Callable[[Int64s], Int64s] = lambda chunks: chunks,
+) -> list[PackedReads]:
     """The chunks that each rank reads for others; entry ``rank`` is that rank's share.
+
+    Args:
+        announced: what each rank wants; None of one that shares nothing.
+        together: gives each chunk the number of one that the same request brings.
 
     Example:
         >>> wanted = packed(np.array([4, 5]))
@@ -175,7 +183,8 @@ def share_reads(announced: Sequence[Announcement | None]) -> list[PackedReads]:
     shares = _Shares(known, len(announced))
     wanted = list(_wanted_by_several(known))
     hosts = [_by_host(known, ranks) for _, ranks in wanted]
-    turns = _turns([chunks for chunks, _ in wanted], [tuple(each) for each in hosts])
+    keys = [tuple(each) for each in hosts]
+    turns = _turns([chunks for chunks, _ in wanted], keys, together)
     for (chunks, _), of_hosts, turn in zip(wanted, hosts, turns, strict=True):
         shares.share_out(chunks, turn, of_hosts)
     return shares.shares
@@ -218,16 +227,24 @@ def _wanted_by_several(
             yield chunk[starts[own]], sorted(chain(*(ranks[each] for each in sets)))
 
 
-def _turns(chunks: Sequence[Int64s], keys: Sequence[tuple[str, ...]]) -> list[Int64s]:
+def _turns(
+    chunks: Sequence[Int64s],
+    keys: Sequence[tuple[str, ...]],
+    together: Callable[[Int64s], Int64s],
+) -> list[Int64s]:
     """For each column of chunks their turns, by which those of an equal key are counted."""
     numbers: dict[tuple[str, ...], int] = {}
     key = np.array([numbers.setdefault(each, len(numbers)) for each in keys], np.int64)
     lengths = [*map(len, chunks)]
     chunk, key = np.concatenate([*chunks, np.zeros(0, np.int64)]), np.repeat(key, lengths)
-    order = np.lexsort((chunk, key))
+    read = together(chunk)
+    order = np.lexsort((read, key))
     first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    new = np.diff(read[order], prepend=-1) != 0
+    new[first] = True
+    counted = np.cumsum(new)
     turn = np.empty(len(chunk), np.int64)
-    turn[order] = np.arange(len(chunk)) - np.repeat(first, np.diff(first, append=len(chunk)))
+    turn[order] = counted - np.repeat(counted[first], np.diff(first, append=len(chunk)))
     return np.split(turn, np.cumsum(lengths)[:-1]) if lengths else []
 
 
