@@ -73,8 +73,9 @@ class BaseChunks:
             raise
 
     def _open(self, key: str) -> int:
-        """A descriptor of a file of the base, if it is no link."""
-        return os.open(key, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root)
+        """A descriptor of a file of the base, if it is no link; a pipe is not waited for."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.open(key, flags, dir_fd=self._root)
 
     def digest(self, array: ZarrArray, number: int) -> bytes:
         """The digest of a chunk of an array of the base; empty if it cannot be read."""
