@@ -53,7 +53,7 @@ def step_values(records: Sequence[StepRecord], shared: Mapping[str, int]) -> lis
         ['newest']
     """
     reasons = kept_by(sorted(records, key=lambda record: record.number))
-    shown = ("number", "time", "metrics", "bytes", "name", "format")
+    shown = ("number", "time", "metrics", "bytes", "base", "name", "format")
     return [
         {each: getattr(record, each) for each in shown}
         | {"shared": shared.get(record.name, 0), "kept_by": list(reasons[record.number])}

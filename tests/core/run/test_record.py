@@ -19,9 +19,12 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
     st.integers(0, 10**9),
     st.floats(0, 1e11, allow_nan=False),
     st.dictionaries(texts, st.floats(), max_size=3),
+    st.none() | st.integers(0, 10**9),
 )
-def test_a_record_comes_back(number: int, time: float, metrics: dict[str, float]) -> None:
-    record = StepRecord(number, time, metrics, 7)
+def test_a_record_comes_back(
+    number: int, time: float, metrics: dict[str, float], base: int | None
+) -> None:
+    record = StepRecord(number, time, metrics, 7, base=base)
     written = run_metadata(record)
     check_json(written, "metadata")
     again = read_record(number, record.name, json.dumps(written).encode(), 7)

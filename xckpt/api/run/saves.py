@@ -23,7 +23,7 @@ from xckpt.api.save import save_async
 from xckpt.core.json_values import check_json
 from xckpt.core.metadata import JSONValue
 from xckpt.core.run.bases import Bases
-from xckpt.core.run.names import step_name
+from xckpt.core.run.names import OptionalBase, step_name
 from xckpt.core.run.numbers import checked_step
 from xckpt.core.run.policies import KeepPolicy, Moment, SavePolicy, is_due, signals_of
 from xckpt.core.run.record import StepRecord, run_metadata
@@ -167,11 +167,11 @@ class RunSaves:
             TypeError: on some rank a metric is not a number, or the metadata are not a dict.
         """
         self.settle()
+        base = self.bases.base_for(decision.temporary)
         rules = self.rules[decision.temporary]
-        made = partial(_recorded, self.folder, step, metrics, metadata, decision, rules)
+        made = partial(_recorded, self.folder, step, metrics, metadata, decision, rules, base)
         record, kept = self._rounds.prepare(self._rounds.checked(step), made)
         self._warn_of_newer(record.number)
-        base = self.bases.base_for(decision.temporary)
         saving = save_async(
             self.folder.path(record),
             state,
@@ -267,6 +267,7 @@ def _recorded(
     metadata: JSONValue,
     decision: Decision,
     rules: Rules,
+    base: OptionalBase | None,
 ) -> tuple[StepRecord, JSONValue]:
     """What is known of a step that is saved, and how it is written.
 
@@ -283,6 +284,7 @@ def _recorded(
         name=decision.replaced or step_name(number),
         temporary=decision.temporary,
         keep=rule_texts(rules.keep),
+        base=None if base is None else _step_at(folder, base.path),
     )
     saved = record, run_metadata(record, metadata)
     check_json(saved[1], "metadata")  # a metric's name, too, may hold half a character
@@ -291,6 +293,10 @@ def _recorded(
         root.remover.finish(record.name)  # the last save may have outdated what is there
         root.check_writable(record.name)
     return saved
+
+
+def _step_at(folder: RunFolder, path: str) -> int | None:
+    return next((each.number for each in folder.records if folder.path(each) == path), None)
 
 
 def _check_metrics(metrics: object) -> None:

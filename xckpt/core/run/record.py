@@ -3,7 +3,8 @@
 A checkpoint that a manager writes has this as its user metadata, so that the root of a run needs no
 file of its own::
 
-    {"run": {"step": 500, "time": 1767225600.0, "metrics": {"loss": 0.25}, "keep": ["Latest(3)"]}}
+    {"run": {"step": 500, "time": 1767225600.0, "metrics": {"loss": 0.25}, "keep": ["Latest(3)"],
+     "base": 400}}
 
 A metric that is not a JSON number is written as one of the texts ``"nan"``, ``"inf"``, ``"-inf"``.
 """
@@ -52,6 +53,8 @@ class StepRecord:
     linked: bool = False
     """Whether its folder is a symbolic link. Such a step is listed and restored, and never deleted
     or replaced: what it points to may be another step."""
+    base: int | None = None
+    """The step whose unchanged chunks its save was to share; None if it was to write everything."""
 
     @property
     def managed(self) -> bool:
@@ -86,6 +89,7 @@ class _Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: float
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]] = {}
     keep: tuple[str, ...] = ()
+    base: int | None = None
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -149,6 +153,8 @@ def run_metadata(record: StepRecord, user: JSONValue = None) -> JSONValue:
     run: dict[str, JSONValue] = {"step": record.number, "time": record.time, "metrics": metrics}
     if record.keep:
         run["keep"] = list(record.keep)
+    if record.base is not None:
+        run["base"] = record.base
     return {**(user or {}), "run": run}
 
 
@@ -173,7 +179,7 @@ def read_record(number: int, name: str, user: bytes, size: int) -> StepRecord:
     except (msgspec.MsgspecError, RecursionError):
         return StepRecord(number, bytes=size, name=name)
     metrics = {each: float(value) for each, value in run.metrics.items()}
-    return StepRecord(number, run.time, metrics, size, name, keep=run.keep)
+    return StepRecord(number, run.time, metrics, size, name, keep=run.keep, base=run.base)
 
 
 def outlined(manifest: bytes | msgspec.Raw) -> tuple[int, bytes]:
