@@ -282,8 +282,7 @@ def _rate(rate: SupportsFloat | None) -> float | None:
     """
     if rate is None:
         return None
-    found = None if isinstance(rate, bool) else as_float(rate)
-    if found is None:
+    if (found := as_float(rate)) is None:
         raise TypeError(
             f"delete_rate is a number of files a second, not {named(type(rate).__name__)}"
         )

@@ -112,7 +112,7 @@ class CallOptions:
         for field in fields(self):
             if isinstance(number := getattr(self, field.name), np.number):
                 object.__setattr__(self, field.name, number.item())
-        for name, kind in _STORAGE.items():
+        for name, kind in STORAGE.items():
             value: object = getattr(self, name)
             if value is not None:
                 _check_limit(f"{type(self).__name__}({name}=)", name, kind, value)
@@ -125,7 +125,7 @@ class CallOptions:
             raise ImportError(needs, name="rich")
 
 
-_STORAGE: Final[Mapping[str, type[int] | type[float]]] = {
+STORAGE: Final[Mapping[str, type[int] | type[float]]] = {
     "retries": int,
     "timeout": float,
     "request_timeout": float,
@@ -158,7 +158,7 @@ def storage_option(options: CallOptions | None, name: str) -> float | None:
     text = os.environ.get(variable)
     if given is not None or not text:
         return given
-    kind = _STORAGE[name]
+    kind = STORAGE[name]
     try:
         value = kind(text)
     except ValueError:

@@ -121,8 +121,7 @@ def _seconds(older_than: SupportsFloat | timedelta | None) -> float | None:
         older_than = older_than.total_seconds()
     if older_than is None:
         return None
-    seconds = None if isinstance(older_than, bool) else as_float(older_than)
-    if seconds is None:
+    if (seconds := as_float(older_than)) is None:
         raise TypeError(
             f"older_than must be seconds or a timedelta, not {named(type(older_than).__name__)}"
         )

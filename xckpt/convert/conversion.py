@@ -25,7 +25,7 @@ from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Arithmetic, StridedCopy
 from xckpt.mapping.traced import leaf
-from xckpt.options import LoadOptions, SaveOptions, check_flags, checked_options
+from xckpt.options import STORAGE, LoadOptions, SaveOptions, check_flags, checked_options
 from xckpt.progress import Progress
 
 MANY_LEAVES = 1000
@@ -288,10 +288,5 @@ def reading_options(options: SaveOptions) -> LoadOptions:
         >>> reading_options(SaveOptions(timeout=60.0, chunk_bytes=1 << 20)).timeout
         60.0
     """
-    return LoadOptions(
-        memory_bytes=options.memory_bytes,
-        retries=options.retries,
-        timeout=options.timeout,
-        request_timeout=options.request_timeout,
-        concurrency=options.concurrency,
-    )
+    asked = {name: getattr(options, name) for name in STORAGE}
+    return LoadOptions(memory_bytes=options.memory_bytes, **asked)

@@ -12,12 +12,11 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import warnings
 from collections.abc import Callable
 from functools import partial
-from math import prod
+from math import isinf, prod
 from typing import Final
 
 import numpy as np
@@ -248,7 +247,7 @@ class FormatsAt:
 
     def __init__(self, path: str | os.PathLike[str], options: LoadOptions | None) -> None:
         place = Location.parse(path, options)
-        if math.isinf(place.access.until):  # no call has begun with it yet
+        if isinf(place.access.until):  # no call has begun with it yet
             place.access.start()
         self.path: str | os.PathLike[str] = place if place.bucket else path
         """What was given; in a bucket the location, which is asked as the options say, from now."""

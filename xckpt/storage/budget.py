@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 from xckpt.core.plan.wanted import Countdown
 from xckpt.engine.limits import naming_limit
 from xckpt.engine.ranks.alive import WORK
-from xckpt.options import CallOptions, default_threads, processors, storage_option
+from xckpt.options import STORAGE, CallOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Access:
             ValueError: a variable of the environment holds no number.
         """
         access = cls()
-        for name in ("retries", "timeout", "request_timeout", "concurrency"):
+        for name in STORAGE:
             value = storage_option(options, name)
             if value is not None:
                 setattr(access, name, min(value, MOST))

@@ -39,6 +39,7 @@ def test_a_record_comes_back(
         {"run": {"step": 3, "time": "now"}},
         {"run": {"step": 3, "time": 1.0, "metrics": {"loss": "low"}}},
         {"run": {"step": 3, "time": 1.0, "other": 1}},
+        {"run": {"step": 3, "time": 1.0, "base": -1}},
     ],
 )
 def test_other_metadata_are_no_record(user: Any) -> None:

@@ -32,9 +32,8 @@ class NameSearch:
 
     def __init__(self, pattern: str) -> None:
         parts = [*_parts(pattern)]
-        self._fitting: Final = 0b101 << len(
-            parts
-        )  # all of the name, or a "/" and any text after it
+        # Behind the pattern; or behind the "/" and any text that may follow.
+        self._fitting: Final = 0b101 << len(parts)
         self._bits: Final = Counter[str]()
         """Part -> the places before one."""
         for place, part in enumerate([*parts, "/", "**"]):

@@ -69,8 +69,7 @@ def minutes_of(m: object) -> float:
         TypeError: it is not a number.
         ValueError: it is 0 or less, or more than a float holds.
     """
-    minutes = None if isinstance(m, bool) else as_float(m)
-    if minutes is None:
+    if (minutes := as_float(m)) is None:
         raise TypeError(f"EveryMinutes(m) takes minutes, not {named(type(m).__name__)}")
     if isinstance(m, int) and math.isinf(minutes):
         raise ValueError("EveryMinutes(m) takes a number that a float holds")

@@ -89,7 +89,7 @@ class _Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time: float
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]] = {}
     keep: tuple[str, ...] = ()
-    base: int | None = None
+    base: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class _Written(msgspec.Struct, frozen=True):

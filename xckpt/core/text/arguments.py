@@ -49,10 +49,10 @@ def as_float(value: object) -> float | None:
     """A number as a float, an infinite one where it is too large; None if it is no number.
 
     Example:
-        >>> as_float(3), as_float(-(10**400)), as_float("3"), as_float(int)
-        (3.0, -inf, None, None)
+        >>> as_float(3), as_float(-(10**400)), as_float("3"), as_float(int), as_float(True)
+        (3.0, -inf, None, None, None)
     """
-    if not isinstance(value, SupportsFloat):
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
         return None
     try:
         return float(value)

@@ -50,15 +50,21 @@ def notes(trainer: Any, checkpoint: str) -> dict[str, JSONValue]:
     model = trainer.model
     return {
         "trainer_state": text,
-        "config": _json_of(model, "config", False),
-        "generation_config": _json_of(model, "generation_config"),
+        "config": _json_of(model, "config", use_diff=False),
+        "generation_config": _json_of(model, "generation_config", use_diff=True),
     }
 
 
-def _json_of(model: object, name: str, *use_diff: bool) -> str | None:
-    """A configuration of a model as text; a model of the user's may have another kind, or none."""
+def _json_of(model: object, name: str, *, use_diff: bool) -> str | None:
+    """A configuration of a model as text; a model of the user's may have another kind, or none.
+
+    Args:
+        model: that of the trainer.
+        name: the attribute.
+        use_diff: write only what is not as by default.
+    """
     config: Any = getattr(model, name, None)
-    return config.to_json_string(*use_diff) if hasattr(config, "to_diff_dict") else None
+    return config.to_json_string(use_diff=use_diff) if hasattr(config, "to_diff_dict") else None
 
 
 def notes_of(checkpoint: str) -> dict[str, str | None]:

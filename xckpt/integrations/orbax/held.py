@@ -17,11 +17,12 @@ from xckpt.engine.background import BackgroundGroup
 from xckpt.engine.groups import find_group
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.stager import BlockingAsyncStager
+from xckpt.formats.orbax.step import UNFINISHED
 from xckpt.options import SaveOptions
 
 Folder = str | os.PathLike[str]
 
-_UNFINISHED: Final = re.compile(r"\.orbax-checkpoint-tmp[^/]*")
+_UNFINISHED: Final = re.compile(rf"{re.escape(UNFINISHED)}[^/]*")
 """What Orbax adds to the name of a folder until the checkpoint is whole."""
 
 

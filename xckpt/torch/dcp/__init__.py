@@ -19,7 +19,7 @@ import os
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.ranks.group import Group
-from xckpt.options import LoadOptions, SaveOptions, checked_options
+from xckpt.options import STORAGE, LoadOptions, SaveOptions, checked_options
 from xckpt.torch.dcp.install import install, installed, uninstall
 from xckpt.torch.dcp.reader import XckptStorageReader
 from xckpt.torch.dcp.writer import XckptStorageWriter
@@ -165,11 +165,8 @@ def export_checkpoint(
         options=SaveOptions(
             threads=options.threads,
             memory_bytes=options.memory_bytes,
-            retries=options.retries,
-            timeout=options.timeout,
-            request_timeout=options.request_timeout,
-            concurrency=options.concurrency,
             progress=options.progress,
             metrics=options.metrics,
+            **{name: getattr(options, name) for name in STORAGE},
         ),
     )
