@@ -174,16 +174,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def test_training_goes_on_as_if_uninterrupted(
     path: str, make: Callable[..., torch.optim.Optimizer], stepped: int, steps: int
 ) -> None:
-    """Into a new optimizer or a used one; only what was never there cannot be filled."""
+    """Into a new optimizer or a used one, also from before the first step."""
     straight, resumed = training(0, make), training(1, make)
     train(straight, 0, steps)
     xckpt.save(path, state_of(straight, steps))
     train(resumed, 0, stepped)
     state = state_of(resumed, 0)
-    if resumed[1].state_dict()["state"] and not straight[1].state_dict()["state"]:
-        with pytest.raises(TreeMismatchError, match=r"optim/state/0.* wanted, but not in the"):
-            xckpt.load_into(path, state)
-        return
     xckpt.load_into(path, state)
     assert state["step"] == steps
     assert equal(resumed[1].state_dict(), straight[1].state_dict())
@@ -211,6 +207,57 @@ def test_a_state_dict_and_its_object_are_one_thing(path: str) -> None:
     assert list(here["optim"]["state"]) == list(plain["optim"]["state"]) == list(range(6))
     moments = here["optim"]["state"][0]["exp_avg"]
     np.testing.assert_array_equal(moments, plain["optim"]["state"][0]["exp_avg"].numpy())
+
+
+def stepped_adam() -> torch.optim.Adam:
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.Adam([weight])
+    optimizer.step()
+    return optimizer
+
+
+def test_a_state_from_before_the_first_step_empties_that_of_an_optimizer(path: str) -> None:
+    """As `torch.optim.Optimizer.load_state_dict` does; only where it is asked for."""
+    new = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], lr=0.5)
+    xckpt.save(path, {"optim": new, "step": 1})
+    ways: list[dict[str, Any]] = [{}, {"strict": False}, {"select": ["optim", "step"]}]
+    for options in ways:
+        optimizer = stepped_adam()
+        assert not load(path, {"optim": optimizer, "step": 0})["optim"]["state"]
+        assert optimizer.state_dict()["state"]
+        report = xckpt.load_into(path, {"optim": optimizer, "step": 0}, **options)
+        assert equal(optimizer.state_dict(), new.state_dict()) and report.complete
+    optimizer = stepped_adam()
+    xckpt.load_into(path, optimizer, at="optim")
+    assert equal(optimizer.state_dict(), new.state_dict())
+    for part in ("step", "optim/param_groups"):
+        optimizer = stepped_adam()
+        xckpt.load_into(path, {"optim": optimizer, "step": 0}, select=part)
+        assert equal(optimizer.state_dict()["state"], stepped_adam().state_dict()["state"])
+
+
+def test_an_optimizers_state_that_is_missing_otherwise_is_an_error(path: str) -> None:
+    """An empty dict that is stored for an optimizer says that it is empty; nothing else does."""
+    new = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))])
+    optimizer, groups = stepped_adam(), new.state_dict()["param_groups"]
+    two = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3)) for _ in range(2)])
+    stored: list[tuple[Any, str]] = [
+        ({"param_groups": groups}, "optim/state/0/exp_avg: wanted, but not in the"),
+        ({"state": None, "param_groups": groups}, "optim/state/0/exp_avg: wanted, but not in the"),
+        ({"state": [], "param_groups": groups}, "optim/state/0/exp_avg: wanted, but not in the"),
+        ({"state": {}}, "optim/param_groups/0/lr: wanted, but not in the"),
+        (two, "doesn't match the size of optimizer's group"),
+    ]
+    for state, words in stored:
+        xckpt.save(path, {"optim": state}, overwrite=True)
+        with pytest.raises((TreeMismatchError, ValueError), match=words):
+            xckpt.load_into(path, {"optim": optimizer})
+    xckpt.save(path, {"app": Keeper({"state": {}})}, overwrite=True)
+    keeper = Keeper({"state": {0: torch.ones(2)}})
+    with pytest.raises(TreeMismatchError, match="app/state/0: wanted, but not in the"):
+        xckpt.load_into(path, {"app": keeper})
+    assert equal(optimizer.state_dict(), stepped_adam().state_dict()) and not keeper.given
 
 
 def test_moments_of_another_shape_than_their_parameter_are_refused(path: str) -> None:

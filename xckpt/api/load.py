@@ -228,7 +228,8 @@ def load_into(
     place, and then, once every rank has read its part, its ``load_state_dict`` is called with the
     loaded state. Where the object has a None, an empty dict or a list or tuple without tensors, the
     checkpoint decides what is there, so that a new optimizer receives the moments that it has not
-    made yet.
+    made yet. A torch optimizer that was saved before its first step has none: loaded, it takes them
+    from an optimizer that has stepped, as torch's own ``load_state_dict`` does.
 
     Args:
         path: where the checkpoint is; every format that `load` reads.

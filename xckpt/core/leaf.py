@@ -14,7 +14,7 @@ An adapter (`xckpt.core.adapter`) makes them of what its framework has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -241,6 +241,14 @@ class ObjectState(Protocol):
     @property
     def tree(self) -> Mapping[str | int, object]:
         """The state, as the object gave it: containers of leaves, no more of such objects."""
+        ...
+
+    @property
+    def clears(self) -> Collection[str]:
+        """Keys of `tree`: an empty dict stored there takes the place of all that the object has.
+
+        Under any other key, what the object has and the checkpoint lacks is a missing leaf.
+        """
         ...
 
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:

@@ -8,11 +8,13 @@
    their parameter are loaded as that parameter is: on its device, with its mesh and placements. One
    that torch's optimizers make in that shape (`AS_PARAMETER`) has to have it. Any other tensor that
    the object has no place for is loaded whole, on the CPU.
+5. An optimizer that was saved before its first step has an empty ``state``. Loaded, it empties that
+   of an optimizer that has stepped, as torch's own ``load_state_dict`` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -53,6 +55,11 @@ class DictState:
 
     owner: _Stateful
     tree: Mapping[str | int, object]
+
+    @property
+    def clears(self) -> Collection[str]:
+        """The states of an optimizer's parameters."""
+        return ("state",) if isinstance(self.owner, torch.optim.Optimizer) else ()
 
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A target like the parameter of an optimizer's tensor; without one, a whole on the CPU."""

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final, Generic, TypeVar, cast
@@ -33,6 +33,7 @@ class AllRanks:
     """The state of `PerRank.all`: the checkpoint decides what is in it."""
 
     tree: Mapping[str | int, object] = MappingProxyType({})
+    clears: Collection[str] = ()
 
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A NumPy array of its own for each tensor."""

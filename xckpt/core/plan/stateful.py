@@ -8,9 +8,11 @@ shorter. So the checkpoint decides wherever the object has nothing to load into:
    checkpoint has anything there.
 2. At such a place the leaves and containers are the checkpoint's. The object gives a target for
    each tensor there (`ObjectState.like`); it is always a new one.
-3. Everywhere else the object's leaves are targets as in any tree. `PerRank.all`, which has none,
+3. An empty dict that is stored for the states of an optimizer is their state. What the optimizer
+   has made since is neither loaded nor kept (`ObjectState.clears`, `cleared`).
+4. Everywhere else the object's leaves are targets as in any tree. `PerRank.all`, which has none,
    is a leaf itself where the checkpoint has nothing for it: else no error would name it.
-4. Once all is read, the state is built from both, and handed to the object.
+5. Once all is read, the state is built from both, and handed to the object.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Final
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.names import split_name
+from xckpt.core.names import component, split_name
 from xckpt.core.part.per_rank import NOT_IN_PLACE, AllRanks
 from xckpt.core.tree import FlatTree, rebuild, unflatten
 from xckpt.core.values import value_kind
@@ -87,6 +89,26 @@ def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
     return list(open_places)
 
 
+def cleared(
+    state: ObjectState, name: str, own: Names, known: Names, kinds: Mapping[str, str]
+) -> list[str]:
+    """Where an object has leaves, but the checkpoint says for certain that its state is empty.
+
+    Args:
+        state: the object's.
+        name: the object's.
+        own: names of the leaves of the tree that the object is in.
+        known: names of the checkpoint's leaves and containers.
+        kinds: container name -> kind, the checkpoint's.
+    """
+    at = (f"{name}/{key}" if name else key for key in map(component, state.clears))
+    return [
+        place
+        for place in at
+        if kinds.get(place) == "dict" and known.below(place) == [place] and own.below(place)
+    ]
+
+
 class LoadedObjects:
     """The objects of a target tree, and what of the checkpoint goes to each.
 
@@ -107,11 +129,12 @@ class LoadedObjects:
         self._adapters = adapters
         self._stored = Names(metadata.state_dict_metadata)
         self._places: dict[str, list[str]] = {}
-        """Object name -> the places where the checkpoint decides."""
+        """Object name -> the places where the checkpoint decides; none is inside another."""
         own = Names(flat.leaves)
         known = Names([*metadata.state_dict_metadata, *metadata.containers])
         for name, state in flat.objects.items():
             self._places[name] = places(flat, name, known)
+            self._places[name] += cleared(state, name, own, known, metadata.containers)
             if isinstance(state, AllRanks):
                 if in_place:
                     raise TypeError(f"{name or 'the root'}: {NOT_IN_PLACE}")
