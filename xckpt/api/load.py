@@ -231,6 +231,9 @@ def load_into(
     made yet. A torch optimizer that was saved before its first step has none: loaded, it takes them
     from an optimizer that has stepped, as torch's own ``load_state_dict`` does.
 
+    Of tied weights (two names of one dict, one memory) the checkpoint may hold one, as the files of
+    safetensors do: it fills both.
+
     Args:
         path: where the checkpoint is; every format that `load` reads.
         state: what to fill, a tree or one object; a leaf that cannot be filled in place, such as

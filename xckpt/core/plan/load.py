@@ -209,11 +209,10 @@ class DefaultLoadPlanner(LoadPlanner):
         self.state_dict = dict(self._likes)
         self.is_coordinator = is_coordinator
         self._fills_alone = all(map(self._is_default, ("resolve_tensor", "commit_tensor")))
-        likes, picks, deserialises = self._likes, self._picks, self._deserialise is not None
-        if picks is not None:
-            likes = {name: like for name, like in likes.items() if picks(name)}
-        about = self.metadata, flat.containers, self.adapters
-        found = find_targets(likes, *about, in_place=self._fills, deserialises=deserialises)
+        likes, picks, makes = self._likes, self._picks, self._deserialise is not None
+        likes = likes if picks is None else {n: each for n, each in likes.items() if picks(n)}
+        about, alone = (self.metadata, flat.containers, self.adapters), self._fills_alone
+        found = find_targets(likes, *about, in_place=self._fills, deserialises=makes, ties=alone)
         self._wanted, self._untouched = found.wanted, found.untouched
 
     def _is_default(self, hook: str) -> bool:

@@ -19,7 +19,7 @@ from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, misma
 from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
 from xckpt.core.targets.numbers import NUMBERS, NumberTarget, number_difference, types_differ
-from xckpt.core.targets.objects import not_stored
+from xckpt.core.targets.objects import NOT_STORED, not_stored
 from xckpt.core.text.arguments import named
 from xckpt.core.values import value_kind
 
@@ -27,6 +27,8 @@ _OPAQUE: Final = (
     "the checkpoint holds an object that its writer serialised, not a {}; a target of bytes takes "
     "it as it is"
 )
+
+_BOTH: Final = 'missing="ignore" loads that one for both'
 
 
 def compare(
@@ -60,6 +62,12 @@ def compare(
             kind, difference = _difference(target, stored, likes.get(name), cast)
         if difference:
             differing[name] = Problem(name, kind=kind, text=difference)
+    if any(problem.kind == MISSING for problem in differing.values()):
+        from xckpt.core.targets.tied import ties  # most loads lack nothing
+
+        for name, other in ties(targets, metadata.state_dict_metadata).items():
+            text = f"{NOT_STORED}; it shares the memory of {other}, which is: {_BOTH}"
+            differing[name] = Problem(name, kind=MISSING, text=text)
     if cast:
         differing = _without_scales(targets, metadata) | differing
     return differing

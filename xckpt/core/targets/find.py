@@ -10,6 +10,8 @@
    functions.
 4. A registered class around one leaf called ``value`` (``nnx.Param``) and the leaf itself are one
    (`with_names_of`): a state of NNX and its pure dict load into each other.
+5. In a load in place, a leaf that the checkpoint lacks is filled by the stored one that it is tied
+   to (`xckpt.core.targets.tied`).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Targets:
     wanted: dict[str, WantedLeaf | None] = field(default_factory=dict[str, WantedLeaf | None])
     """Leaf name -> what is wanted of it; None for a value."""
     untouched: dict[str, object] = field(default_factory=dict[str, object])
-    """The leaves that are not state."""
+    """The leaves that are not state, or that others fill."""
 
 
 def find_targets(
@@ -49,6 +51,7 @@ def find_targets(
     *,
     in_place: Callable[[str], bool],
     deserialises: bool = False,
+    ties: bool = False,
 ) -> Targets:
     """A target for each leaf of a tree.
 
@@ -59,6 +62,7 @@ def find_targets(
         adapters: know the frameworks' leaves.
         in_place: whether a leaf of this name is to be filled itself.
         deserialises: whether stored bytes may become objects.
+        ties: whether a leaf's own memory, filled under another name, is enough for it.
 
     Raises:
         UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
@@ -83,6 +87,13 @@ def find_targets(
             problems.append(Problem.about(name, str(error)))
     if problems:
         raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
+    if ties and not found.wanted.keys() <= metadata.state_dict_metadata.keys():
+        from xckpt.core.targets.tied import filled_by_others  # most loads lack nothing
+
+        targets = {name: wanted and wanted.target for name, wanted in found.wanted.items()}
+        for name in filled_by_others(targets, metadata.state_dict_metadata):
+            del found.wanted[name]
+            found.untouched[name] = likes[name]
     return found
 
 

@@ -7,9 +7,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
+
+NOT_STORED: Final = "wanted, but not in the checkpoint"
 
 
 def check_object_target(name: str, like: object, metadata: Metadata, deserialises: bool) -> None:
@@ -56,4 +60,4 @@ def not_stored(name: str, metadata: Metadata) -> str:
                 f"tuple as a whole: dcp.load gives it back, and so do export_checkpoint and "
                 f"import_checkpoint of xckpt.torch.dcp, as leaves)"
             )
-    return "wanted, but not in the checkpoint"
+    return NOT_STORED
