@@ -46,6 +46,7 @@ from xckpt.storage.chunks.read_chunks import read_box, read_items, requests_of
 from xckpt.storage.chunks.requests import UNPACKED, ChunkRequests
 from xckpt.storage.host.exchange import PATIENCE, Exchange
 from xckpt.storage.host.far import FarRanks
+from xckpt.storage.host.shared_blocks import NO_BLOCKS, PackBlocks, blocks_of
 from xckpt.storage.location import Location, check_process, open_store, storage_errors
 
 
@@ -184,12 +185,16 @@ class ZarrStorageReader:
         return plan
 
     def _shareable(self, plan: LoadPlan) -> Int64s:
-        """The chunks that this rank wants and may get from others.
-
-        Packed ones are left out: reading long ranges is quicker than handing them over one by one.
-        """
+        """The chunks and blocks of packs that this rank wants and may get from others."""
         requests = self._requests(plan)[1]
-        return requests.numbers[requests.places == UNPACKED]
+        chunks = requests.numbers[requests.places == UNPACKED]
+        return np.concatenate([chunks, self._blocks(requests).numbers])
+
+    def _blocks(self, requests: ChunkRequests) -> PackBlocks:
+        """The blocks of packs that may be shared; local packs are in the memory of their host."""
+        if self.location.bucket or self._between_hosts():
+            return blocks_of(self.source, requests)
+        return NO_BLOCKS
 
     def _between_hosts(self) -> bool:
         """Whether chunks that several hosts want are read by one of them."""
@@ -250,7 +255,8 @@ class ZarrStorageReader:
                 share = msgspec.convert(plan.storage_data, PackedReads).reads()
             if not share.elsewhere:
                 self._close_exchange()
-            about = planner, self.options, share, self._exchange, values
+            blocks = self._blocks(requests) if self._exchange is not None else NO_BLOCKS
+            about = planner, self.options, share, self._exchange, values, blocks
             read_items(self.source, items, requests, *about)
         for item in long:
             planner.load_bytes(item, io.BytesIO(values.pop(0).tobytes()))
@@ -272,21 +278,17 @@ class ZarrStorageReader:
         if self._requested is None or self._requested[0] != items:
             self.source.integrity.digests.require()
             tensors, self._values = items.tensors(), list(items.values())
-            long = (value.storage_index.fqn for value in self._values if self._is_long(value))
+            names = (value.storage_index.fqn for value in self._values)
+            long = (name for name in names if _is_long(self.entries[name]))
             self._requested = items, tensors, requests_of(self.source, tensors, long)
         return self._requested[1:]
-
-    def _is_long(self, value: ReadItem) -> bool:
-        """Whether the content of a value is stored beside the manifest."""
-        entry = self.entries[value.storage_index.fqn]
-        return isinstance(entry, BytesEntry) and entry.size > 0
 
     def _load_short_values(self, planner: LoadPlanner) -> list[ReadItem]:
         """Load the values that the manifest holds; returns the others, which are read."""
         long: list[ReadItem] = []
         for value in self._values:
             entry = self.entries[value.storage_index.fqn]
-            if self._is_long(value):
+            if _is_long(entry):
                 long.append(value)
                 continue
             content = entry.value if isinstance(entry, ValueEntry) else ""
@@ -317,6 +319,11 @@ def _read_together(source: ChunkSource) -> Callable[[Int64s], Int64s]:
             shard = leaf.shard if leaf.pieces is None else leaf.pieces.shard
             sharded += source.arrays[leaf.name] if shard is not None else ()
     return together(sharded, RANGE_BYTES)
+
+
+def _is_long(entry: Entry) -> bool:
+    """Whether the content of a value is stored beside the manifest."""
+    return isinstance(entry, BytesEntry) and entry.size > 0
 
 
 def _memory(entry: Entry) -> NDArray[np.generic]:

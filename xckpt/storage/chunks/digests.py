@@ -237,7 +237,7 @@ class RowFile:
     def rows(self, numbers: NDArray[np.int64]) -> _Rows:
         """Many rows at once, by their numbers, (n,); `of` gives those that are not found."""
         if self.few:
-            return _taken(self.content[self.before :], numbers)
+            return _taken((self.content or self.whole())[self.before :], numbers)
         with self._lock:
             return self._ranges.rows(numbers, self.root, self.key)
 

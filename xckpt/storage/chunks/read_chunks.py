@@ -38,6 +38,7 @@ from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.requests import UNPACKED, ChunkRequest, ChunkRequests
 from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.host.exchange import Exchange
+from xckpt.storage.host.shared_blocks import NO_BLOCKS, PackBlocks, SharedBlocks
 from xckpt.storage.host.shared_chunks import SharedChunks
 from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT, RequestedDocument
 
@@ -218,10 +219,12 @@ def read_items(
     share: SharedReads,
     exchange: Exchange | None,
     values: Sequence[NDArray[np.generic]] = (),
+    blocks: PackBlocks = NO_BLOCKS,
 ) -> None:
     """Read the chunks of items; those that other ranks publish come through the exchange.
 
-    ``values`` are the memory of the long values among the requests.
+    ``values`` are the memory of the long values among the requests; ``blocks`` those of the packs
+    that this rank would share.
 
     After a failure nothing more is written, so that the targets can be loaded from elsewhere.
 
@@ -231,7 +234,7 @@ def read_items(
     """
     destinations = _Destinations(planner, items, requests, values)
     total = int(requests.nbytes.sum())
-    elsewhere = share.elsewhere
+    elsewhere = share.elsewhere.union(requests.numbers[blocks.rows_of(share.elsewhere)].tolist())
     # Chunks that are handed over take the same number of bytes again, in shared memory.
     hands_over = exchange is not None and bool(share.own or share.receives)
     budget = max(1, requests.budget // (1 + hands_over))
@@ -244,7 +247,8 @@ def read_items(
         progress=ProgressCounter(total, options.progress),
     ) as window:
         if exchange is not None:
-            SharedChunks(source, requests, window, exchange, share).start(budget)
+            shared = SharedBlocks(window, requests, blocks, exchange, share)
+            SharedChunks(source, requests, window, exchange, share, shared).start(budget)
         read_requests(window, requests, elsewhere)
     if exchange is not None:
         exchange.finish()

@@ -6,6 +6,7 @@
    is one request (`xckpt.storage.host.shared_shards`).
 3. A chunk that another rank has read comes in such memory, verified; one from another host is
    verified here.
+4. Chunks of packs go together, in blocks (`xckpt.storage.host.shared_blocks`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from xckpt.storage.chunks.plain_files import are_plain
 from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
 from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.host.exchange import Exchange
+from xckpt.storage.host.shared_blocks import SLOT_BYTES, SharedBlocks
 from xckpt.storage.location import storage_errors
 
 
@@ -35,11 +37,16 @@ class SharedChunks:
     window: ChunkWindow
     exchange: Exchange
     share: SharedReads
+    blocks: SharedBlocks
 
     def start(self, budget: int) -> None:
         """Begin to publish and to take, in threads."""
-        share, own = self.share, [self.requests[number] for number in self.share.own]
-        sizes = [self.requests[number].nbytes for number in (*share.own, *share.received)]
+        share, blocks = self.share, [number for number in self.share.own if number in self.blocks]
+        own = [self.requests[number] for number in share.own if number not in self.blocks]
+        sizes = [
+            SLOT_BYTES if number in self.blocks else self.requests[number].nbytes
+            for number in (*share.own, *share.received)
+        ]
         with storage_errors(self.source.home):
             self.exchange.start(
                 share,
@@ -49,6 +56,7 @@ class SharedChunks:
                 receive=self.receive,
                 on_failure=self.window.pool.fail,
             )
+        self.blocks.read(blocks)
         sharded = [request for request in own if self._is_sharded(request)]
         if sharded:
             from xckpt.storage.host.shared_shards import SharedShards
@@ -81,6 +89,9 @@ class SharedChunks:
 
     def receive(self, number: int, slot: int, memory: NDArray[np.uint8]) -> None:
         """Verify a chunk that another host has sent, for this rank and for others."""
+        if number in self.blocks:
+            self.blocks.receive(number, slot, memory)
+            return
         request, chunk = self.requests[number], self.requests[number].chunk
         if digest_bytes(memory.data) != self.source.integrity.digests.of(chunk.array, chunk.number):
             raise self.source.damage(chunk, "another host sent bytes that were not saved")
@@ -97,6 +108,9 @@ class SharedChunks:
 
     def take(self, number: int, memory: NDArray[np.uint8]) -> None:
         """Copy the wanted part of a chunk that another rank has read and verified."""
+        if number in self.blocks:
+            self.blocks.take(number, memory)
+            return
         request = self.requests.get(number)
         if request is not None:
             self.window.deliver(request, _elements(request, memory[: request.nbytes]))

@@ -132,8 +132,8 @@ class PackReads(RangeReads[PackedRange]):
             self.read_one(self._wanted.request(row))
 
 
-def read_rows(window: ChunkWindow, requests: ChunkRequests, rows: Int64s) -> None:
-    """Begin to read the packed chunks of some rows."""
+def packed_rows(window: ChunkWindow, requests: ChunkRequests, rows: Int64s) -> PackedChunks:
+    """The packed chunks of some rows."""
     alone, wanted = requests.alone[rows].data, rows.data  # which make a number when it is asked for
 
     def fill(row: int, content: memoryview) -> bool:
@@ -141,7 +141,12 @@ def read_rows(window: ChunkWindow, requests: ChunkRequests, rows: Int64s) -> Non
         return destination >= 0 and window.fill(destination, content, requests.dtype(destination))
 
     columns = requests.numbers[rows], requests.places[rows], requests.nbytes[rows]
-    PackReads(window, PackedChunks(*columns, lambda row: requests.at(wanted[row]), fill)).read()
+    return PackedChunks(*columns, lambda row: requests.at(wanted[row]), fill)
+
+
+def read_rows(window: ChunkWindow, requests: ChunkRequests, rows: Int64s) -> None:
+    """Begin to read the packed chunks of some rows."""
+    PackReads(window, packed_rows(window, requests, rows)).read()
 
 
 def read_listed(window: ChunkWindow, requests: Sequence[ChunkRequest]) -> None:
