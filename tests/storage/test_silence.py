@@ -38,7 +38,7 @@ __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 STATE = {f"l{n}": np.full(100, n, np.float32) for n in range(20)} | {"big": np.ones(1 << 18)}
 MORE = 2.0 * ALLOWANCE
 """Seconds beyond the timeout."""
-ENOUGH = 0.5 * ALLOWANCE
+ENOUGH = min(1.0, 0.5 * ALLOWANCE)
 """Seconds in which a bucket that answers opens a checkpoint, or reads a chunk."""
 
 

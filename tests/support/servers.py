@@ -52,7 +52,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedBucket]:
 def s3(environment: pytest.MonkeyPatch) -> Iterator[str]:
     buckets_with("bucket")
     server = s3_server()
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     for name, value in environment_of(server.server_port).items():
         environment.setenv(name, value)
@@ -76,7 +76,7 @@ def lead_to_gcs(environment: pytest.MonkeyPatch, address: str) -> None:
 @pytest.fixture(scope="module")
 def gcs(environment: pytest.MonkeyPatch) -> Iterator[str]:
     server = GCSServer("bucket")
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     lead_to_gcs(environment, server.address)
     environment.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")

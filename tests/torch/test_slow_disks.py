@@ -27,7 +27,7 @@ SLAB = 1 << 19
 STATE = {f"w{number}": np.full(2 * SLAB, number, np.uint8) for number in range(SLABS // 2)}
 ONE = {"w": np.arange(SLABS * SLAB // 8)}
 """A single chunk, of as many slabs."""
-SECOND = min(4.0, ALLOWANCE)
+SECOND = min(2.5, ALLOWANCE)
 """Longer where other jobs share the machine: there a rank may not run for a second."""
 WHOLE = xckpt.SaveOptions(threads=1, chunk_bytes=1 << 24)
 """No array is cut."""

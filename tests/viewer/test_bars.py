@@ -108,7 +108,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path = tmp_path_factory.mktemp("axe") / "ckpt"
     xckpt.save(path, state, metadata={"a": 1}, options=xckpt.SaveOptions(chunk_bytes=64))
     with PageServer(xckpt.view(path)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server.url
         server.shutdown()
 

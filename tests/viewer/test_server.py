@@ -23,7 +23,7 @@ def server() -> Iterator[PageServer]:
     # A worker may make it twice, with tests of other modules between.
     xckpt.save("memory://test-server", state, overwrite=True)
     with PageServer(xckpt.view("memory://test-server")) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()
 

@@ -55,8 +55,8 @@ class HoldingS3(Holding):
         found = {name: keys[name] for name in tuple(keys)}
         return {name: (version_of(key.etag), key.value) for name, key in found.items()}
 
-    def serve_forever(self) -> None:
-        self._server.serve_forever()
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        self._server.serve_forever(poll_interval)
 
     def stop(self) -> None:
         self._server.shutdown()
