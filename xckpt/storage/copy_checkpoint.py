@@ -42,6 +42,7 @@ from xckpt.storage.chunks.file_checks import file_bytes, file_problem, most_byte
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
+from xckpt.storage.listing import listed
 from xckpt.storage.location import REQUESTS, Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import LONGEST_PACK, places_of
 from xckpt.storage.read_checkpoint import read_manifest
@@ -67,7 +68,7 @@ def has_checkpoint(location: Location) -> bool:
             return (location.folder / MANIFEST).is_file()
         store = open_store(location)
         only = type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")
-        return bool(answer(store.list(only), location))
+        return bool(listed(store, location, only))
 
 
 def copy_checkpoint(

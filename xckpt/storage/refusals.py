@@ -80,7 +80,11 @@ _IN_BUCKETS: Final = (
         "the bucket is in another region, or at another endpoint: set AWS_REGION and "
         "AWS_ENDPOINT_URL (for gs://, TENSORSTORE_GCS_HTTP_URL) to the bucket's own",
     ),
-    (r"NoSuchBucket", "there is no such bucket: check its name, or create it"),
+    (
+        # Google's storage says the last two: to a write, and to a listing by an empty answer.
+        r"NoSuchBucket|NOT_FOUND.*code='404'|parse response metadata: *$",
+        "there is no such bucket: check its name, or create it",
+    ),
     (
         r"QuotaExceeded|code='507'|RESOURCE_EXHAUSTED|storageQuota",
         "the quota or the space is used up: free some, or save elsewhere",

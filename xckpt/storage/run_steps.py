@@ -40,7 +40,8 @@ from xckpt.errors import CheckpointReplacedError, ManifestError, NotACheckpointE
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.file_checks import content_of, lengths
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
-from xckpt.storage.location import Location, answer, check_process, open_store, storage_errors
+from xckpt.storage.listing import listed
+from xckpt.storage.location import Location, check_process, open_store, storage_errors
 
 logger: Final = logging.getLogger("xckpt")
 
@@ -105,7 +106,7 @@ def _below(root: Location) -> dict[str, Collection[str]]:
     folder = root.folder
     found: dict[str, list[str]] = {}
     if folder is None:
-        for key in answer(open_store(root).list(), root):
+        for key in listed(open_store(root), root):
             name, _, below = key.decode("utf-8", "replace").partition("/")
             found.setdefault(name, []).extend([below] if below else ())
         return dict(found)

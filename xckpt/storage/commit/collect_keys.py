@@ -51,6 +51,7 @@ from xckpt.storage.commit.conditional import (
 from xckpt.storage.commit.folder import ClaimText, new_identity
 from xckpt.storage.commit.keys import REPLACED
 from xckpt.storage.commit.leftovers import OwnerState
+from xckpt.storage.listing import listed
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _DATED = 16
@@ -67,7 +68,7 @@ def find_in_keys(location: Location) -> Iterator[Leftover]:
     """
     with storage_errors(location):
         store = open_store(location)
-        keys = sorted(key.decode() for key in answer(store.list(), location))
+        keys = sorted(key.decode() for key in listed(store, location))
         for place, generations in _places(keys).items():
             yield from _find_at(location, store, keys, place, generations)
 
@@ -266,8 +267,7 @@ def _is_of(claim: bytes, left: Leftover, older_than: float | None) -> bool:
 def _own(store: ts.KvStore, where: str, place: str, location: Location) -> list[str]:
     """The keys of a leftover by now; none if the manifest names them."""
     end = f"{place[:-1]}0" if place else ""  # 0 follows the slash
-    listing = store.list(ts.KvStore.KeyRange(place, end))
-    keys = [key.decode() for key in answer(listing, location)]
+    keys = [key.decode() for key in listed(store, location, ts.KvStore.KeyRange(place, end))]
     root = _root_at(store, place, location)  # after the listing: a save has had time to commit
     name, generation = posixpath.basename(where), where.removeprefix(place)
     if name == REPLACED and root == posixpath.dirname(generation):

@@ -20,6 +20,7 @@ import tensorstore as ts
 
 from xckpt.core.names import is_utf8
 from xckpt.errors import NotACheckpointError, StorageError
+from xckpt.storage.listing import listed
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
@@ -39,8 +40,8 @@ class _Keys:
         if keys is None:
             between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
             with storage_errors(path):
-                listed = answer(self.store.list(between), self.bucket)
-            keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in listed)
+                found = listed(self.store, self.bucket, between)
+            keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in found)
         first = bisect.bisect_left(keys, start)
         return keys[first : bisect.bisect_left(keys, _after(start), first)]
 

@@ -44,6 +44,7 @@ from xckpt.storage.chunks.file_checks import longer_keys
 from xckpt.storage.foreign.concurrency import machine_memory
 from xckpt.storage.foreign.files import OpenFile
 from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.listing import listed
 from xckpt.storage.location import Location, answer
 
 MOST_CHUNKS: Final = 1 << 24
@@ -250,8 +251,7 @@ def too_long(path: object, most: int) -> CorruptCheckpointError:
 def stored_chunks(store: ts.KvStore, name: str, where: Location) -> list[str]:
     """The keys of what is stored of an array, without its metadata."""
     within = ts.KvStore.KeyRange(f"{name}/", f"{name}0")  # "0" follows "/"
-    listed = answer(store.list(within), where)
-    keys = (key.decode("utf-8", "surrogateescape") for key in listed)
+    keys = (key.decode("utf-8", "surrogateescape") for key in listed(store, where, within))
     return [key for key in keys if not key.endswith(DOCUMENTS)]
 
 
