@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,38 @@ def _read_bytes() -> int:
     """What this process has read by system calls."""
     found = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(found["rchar"])
+
+
+AT_THE_END = """
+import atexit, sys, threading
+import numpy as np
+import xckpt
+from xckpt.policies import EverySteps, Latest
+
+folder, how = sys.argv[1:]
+
+def run():
+    with xckpt.CheckpointManager(folder, save=EverySteps(1), keep=Latest(1)) as checkpoints:
+        for step in range(3):
+            checkpoints.save(step, {"w": np.full(9, step)})
+            checkpoints.wait()
+    print(checkpoints.restore()["w"][0])
+
+def thread():
+    threading.main_thread().join()
+    run()
+
+if how == "in a thread":
+    threading.Thread(target=thread).start()
+else:
+    atexit.register(run)
+"""
+
+
+@pytest.mark.parametrize("how", ["at exit", "in a thread"])
+def test_steps_go_while_the_interpreter_ends(tmp_path: Path, how: str) -> None:
+    """Its threads take no more tasks then; the run ended by a RuntimeError."""
+    command = [sys.executable, "-c", AT_THE_END, str(tmp_path), how]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "2\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]

@@ -9,7 +9,7 @@
    ones: a load says why.
 3. `Remover` deletes in threads of its own (`xckpt.storage.commit.remove`): one hides the steps, the
    other deletes their files, no faster than allowed. Faults are logged, and remaining files are
-   tried again.
+   tried again. At the interpreter's exit, when threads take no more tasks, the caller does both.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from xckpt.errors import CheckpointReplacedError, ManifestError, NotACheckpointE
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.file_checks import content_of, lengths
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
+from xckpt.storage.last_tasks import begin_task
 from xckpt.storage.listing import listed
 from xckpt.storage.location import Location, check_process, open_store, storage_errors
 
@@ -254,7 +255,7 @@ class Remover:
         for hidden in left:
             self.run(partial(self._sweep, hidden))
         self.gone.discard(record.name)
-        hiding = self._hiding.submit(self._hide, record)
+        hiding = begin_task(self._hiding, partial(self._hide, record))
         return self.run(lambda: self._sweep(hiding.result()), record.name)
 
     def run(self, task: Callable[[], object], name: str = "") -> Future[None]:
@@ -262,7 +263,7 @@ class Remover:
         check_process()  # the threads are not in a forked child
         with self._lock:
             self._tasks = {task: name for task, name in self._tasks.items() if not task.done()}
-            future = self._threads.submit(_done, task)
+            future = begin_task(self._threads, partial(_done, task))
             self._tasks[future] = name
         return future
 
