@@ -35,6 +35,7 @@ from xckpt.errors import RESTORE, CorruptCheckpointError, StorageError, XckptErr
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.base.identity import object_identity
+from xckpt.storage.buckets.listing import listed
 from xckpt.storage.buckets.server_side import ServerSide
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.digests import Digests
@@ -42,7 +43,6 @@ from xckpt.storage.chunks.file_checks import file_bytes, file_problem, most_byte
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.listing import listed
 from xckpt.storage.location import REQUESTS, Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import LONGEST_PACK, places_of
 from xckpt.storage.read_checkpoint import read_manifest

@@ -36,12 +36,12 @@ from xckpt.core.run.foreign import foreign_format, items_held
 from xckpt.core.run.names import step_number, steps_in
 from xckpt.core.run.record import StepRecord, is_of, outlined, place_of, read_record, sealed
 from xckpt.core.struct_types import prepare_structs
+from xckpt.engine.last_tasks import begin_task
 from xckpt.errors import CheckpointReplacedError, ManifestError, NotACheckpointError
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.buckets.listing import listed
 from xckpt.storage.chunks.file_checks import content_of, lengths
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
-from xckpt.storage.last_tasks import begin_task
-from xckpt.storage.listing import listed
 from xckpt.storage.location import Location, check_process, open_store, storage_errors
 
 logger: Final = logging.getLogger("xckpt")

@@ -40,6 +40,7 @@ from xckpt.core.manifest.own_keys import (
     own_among,
 )
 from xckpt.errors import StorageError
+from xckpt.storage.buckets.listing import listed
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.collect import Leftover, is_due, root_of
 from xckpt.storage.commit.conditional import (
@@ -51,7 +52,6 @@ from xckpt.storage.commit.conditional import (
 from xckpt.storage.commit.folder import ClaimText, new_identity
 from xckpt.storage.commit.keys import REPLACED
 from xckpt.storage.commit.leftovers import OwnerState
-from xckpt.storage.listing import listed
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _DATED = 16

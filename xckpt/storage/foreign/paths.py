@@ -20,7 +20,7 @@ import tensorstore as ts
 
 from xckpt.core.names import is_utf8
 from xckpt.errors import NotACheckpointError, StorageError
-from xckpt.storage.listing import listed
+from xckpt.storage.buckets.listing import listed
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 

@@ -40,11 +40,11 @@ from xckpt.core.manifest.memory import LEAST_LIMIT, RAISE
 from xckpt.core.manifest.rules import shape_fault
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
+from xckpt.storage.buckets.listing import listed
 from xckpt.storage.chunks.file_checks import longer_keys
 from xckpt.storage.foreign.concurrency import machine_memory
 from xckpt.storage.foreign.files import OpenFile
 from xckpt.storage.foreign.paths import FilePath
-from xckpt.storage.listing import listed
 from xckpt.storage.location import Location, answer
 
 MOST_CHUNKS: Final = 1 << 24
