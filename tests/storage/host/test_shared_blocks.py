@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.counted_bucket import CountedBucket
+from tests.support.examples import examples
 from tests.support.servers import bucket
 from xckpt.storage.host import far as far_module
 from xckpt.storage.host import shared_blocks
@@ -88,6 +89,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 _RUN = st.tuples(st.integers(0, 320), st.integers(0, 320)).map(sorted)
 
 
+@examples(15)
 @given(
     wanted=st.lists(st.lists(_RUN, min_size=1, max_size=3), min_size=2, max_size=4),
     a_host=st.integers(1, 2),
