@@ -18,8 +18,9 @@ from tests.support.servers import environment, gcs, new_place, s3
 from tests.support.stored import DOCUMENT
 from xckpt.core.manifest.own_keys import GENERATIONS
 from xckpt.storage import ZarrStorageWriter
+from xckpt.storage.commit import file_system
 from xckpt.storage.commit.conditional import KeyClaim
-from xckpt.storage.commit.file_system import hold, let_go
+from xckpt.storage.commit.file_system import check_deletable, hold, let_go, may_write
 from xckpt.storage.commit.folder import ClaimText
 from xckpt.storage.commit.remove import Pace, hide_checkpoint
 from xckpt.storage.location import Location, open_store
@@ -174,3 +175,18 @@ def test_a_save_beside_a_deletion_lives_on(tmp_path: Path) -> None:
     xckpt.save_state_dict({"w": np.arange(9), "step": 4}, writer, no_dist=True)
     checkpoint = xckpt.open(path)
     assert checkpoint.verify() == [] and checkpoint["step"] == 4
+
+
+def test_a_folder_that_goes_while_its_permissions_are_asked_is_no_forbidden_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another deletion, or an overwrite, one ended by a request to check permissions."""
+    (tmp_path / "w" / "c").mkdir(parents=True)
+
+    def goes(folder: Path) -> bool:
+        folder.rmdir()
+        return may_write(folder)
+
+    monkeypatch.setattr(file_system, "may_write", goes)
+    check_deletable(tmp_path, ["w/c/0"])
+    assert not (tmp_path / "w" / "c").exists()

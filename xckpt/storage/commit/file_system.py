@@ -314,7 +314,7 @@ def check_deletable(folder: Path | None, entries: Iterable[str]) -> None:
             status = place.stat()
         except FileNotFoundError:  # deleted meanwhile
             continue
-        if not may_write(place):
+        if not may_write(place) and place.exists():  # nor may one be that went just now
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
         if status.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid):
             for entry in held:
