@@ -15,8 +15,8 @@ import numpy as np
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.geometry.shards.hint import Readers, parts_of
 from xckpt.core.names import check_dimension_names
-from xckpt.core.text.arguments import named, shown_value, wrong_argument
-from xckpt.core.text.shown import brief
+from xckpt.core.text.arguments import check_function, named, shown_value, wrong_argument
+from xckpt.core.text.shown import brief, documented
 from xckpt.progress import Metrics, Progress
 
 __all__ = ["LoadOptions", "SaveOptions"]
@@ -67,14 +67,7 @@ def check_flags(call: str, **flags: object) -> None:
             raise wrong_argument(call, name, "True or False", value)
 
 
-def _check_functions(options: object, **takes: str) -> None:
-    """Refuse a value that is neither callable nor None; ``takes`` describes the functions."""
-    for name, what in takes.items():
-        value: object = getattr(options, name)
-        if value is not None and not callable(value):
-            raise wrong_argument(type(options).__name__, name, what, value)
-
-
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
     """Options of saves and of loads: how long a storage is asked, and what is reported.
@@ -116,10 +109,11 @@ class CallOptions:
             value: object = getattr(self, name)
             if value is not None:
                 _check_limit(f"{type(self).__name__}({name}=)", name, kind, value)
-        _check_functions(self, metrics="a function that is called with an xckpt.Metrics")
-        if not isinstance(self.progress, bool):
-            takes = "True, or a function that is called with an xckpt.Progress"
-            _check_functions(self, progress=takes)
+        call, takes = type(self).__name__, "a function that is called with an xckpt."
+        if self.metrics is not None:
+            check_function(call, "metrics", f"{takes}Metrics", self.metrics)
+        if self.progress is not None and not isinstance(self.progress, bool):
+            check_function(call, "progress", f"True, or {takes}Progress", self.progress)
         elif self.progress and not find_spec("rich"):
             needs = 'progress=True needs rich: pip install "xckpt[progress]"'
             raise ImportError(needs, name="rich")
@@ -168,6 +162,7 @@ def storage_option(options: CallOptions | None, name: str) -> float | None:
     return value
 
 
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions(CallOptions):
     """Options of a save.
@@ -235,7 +230,9 @@ class SaveOptions(CallOptions):
         if self.compare_replicas is not None:
             check_flags("SaveOptions", compare_replicas=self.compare_replicas)
         check_dimension_names(self.dimension_names)
-        _check_functions(self, serialise="a function from a leaf to bytes")
+        if self.serialise is not None:
+            takes = "a function from a leaf to bytes"
+            check_function("SaveOptions", "serialise", takes, self.serialise)
 
     @property
     def grid(self) -> GridOptions:
@@ -257,6 +254,7 @@ class SaveOptions(CallOptions):
         return self.grid, self.pack_bytes, self.crc32c, names
 
 
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions(CallOptions):
     """Options of a load.
@@ -295,7 +293,9 @@ class LoadOptions(CallOptions):
             raise wrong_argument("LoadOptions", "host", "a name or None", self.host)
         if self.host is not None and not self.host.strip():
             raise ValueError(f"LoadOptions(host=) takes a name or None, not {self.host!r}")
-        _check_functions(self, deserialise="a function from bytes to a leaf")
+        if self.deserialise is not None:
+            takes = "a function from bytes to a leaf"
+            check_function("LoadOptions", "deserialise", takes, self.deserialise)
 
 
 Options = TypeVar("Options", SaveOptions, LoadOptions)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from xckpt.core.text.shown import documented
+
 __all__ = ["Metrics", "Progress"]
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a call is on this rank: most count the bytes that they have written or read.
@@ -30,6 +33,7 @@ class Progress:
     ``"leaves"`` while a conversion proves a mapping of very many, before it counts bytes."""
 
 
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """What a save or a load took on one rank.
@@ -48,6 +52,7 @@ class Metrics:
     path: str
     """The path or URL."""
     rank: int = 0
+    """This rank's number."""
     ranks: int = 1
     """How many ranks save or load together."""
     bytes: int

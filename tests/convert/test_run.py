@@ -163,6 +163,8 @@ def test_a_dtype_casts_floats_and_nothing_else() -> None:
     convert("memory://cast-floats", "memory://cast-halves", dtype="float16")
     halves = xckpt.load("memory://cast-halves")
     same(halves, {**state, "w": state["w"].astype(np.float16)})
+    convert("memory://cast-floats", "memory://cast-in-short", dtype="fp16")
+    same(xckpt.load("memory://cast-in-short"), halves)
     with pytest.raises(MappingError, match="'int8' is not a floating-point type"):
         convert("memory://cast-floats", "memory://never", dtype="int8")
 

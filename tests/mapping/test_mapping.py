@@ -87,6 +87,20 @@ WRONG: Any = {"a": "b"}
         (lambda: convert("ckpt", "new", mapping=WRONG), r"convert takes mapping=xckpt\.convert"),
         (lambda: convert("memory://typed", "new", dtype=WRONG), "dtype takes a name, such as"),
         (lambda: convert("ckpt", "new", executor=WRONG), "executor takes one of concurrent"),
+        (
+            lambda: infer({}, {}, progress=cast(Any, 5)),
+            r"infer\(progress=\) takes a function .* int 5",
+        ),
+        (
+            lambda: TensorSpec(cast(Any, None), "int8"),
+            r"TensorSpec\(shape=\) takes a tuple of ints",
+        ),
+        (lambda: TensorSpec(cast(Any, 3), "int8"), r"TensorSpec\(shape=\) .*, not the int 3"),
+        (lambda: TensorSpec(cast(Any, (1.5,)), "int8"), r"TensorSpec\(shape=\) .*, not the tuple"),
+        (
+            lambda: TensorSpec((1,), cast(Any, None)),
+            r"TensorSpec\(dtype=\) takes the format's name",
+        ),
     ],
 )
 def test_what_is_of_another_type_is_named(make: Callable[[], object], words: str) -> None:
@@ -598,7 +612,18 @@ def test_a_file_of_names_that_utf8_lacks_is_not_begun(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("given", ["", None, 5, [], [("rule", [])]], ids=repr)
+def test_a_document_is_a_table(given: Any) -> None:
+    with pytest.raises(MappingError, match=r"a mapping's document is a table \(a dict\), not the "):
+        Mapping.from_document(given)
+
+
 def test_a_file_is_named_by_a_path() -> None:
+    for call in (Mapping.from_file, Mapping([]).to_file):
+        with pytest.raises(
+            TypeError, match=r"_file\(path=\) takes a str or a PathLike, not the None"
+        ):
+            call(cast(Any, None))
     with open("/dev/null", "rb") as file, pytest.raises(TypeError, match="PathLike"):
         Mapping.from_file(file.fileno())  # type: ignore[arg-type]
     with open("/dev/null", "wb") as file, pytest.raises(TypeError, match="PathLike"):

@@ -224,6 +224,22 @@ def test_a_leaf_that_is_not_there(saved: Path) -> None:
 # Arguments.
 
 
+@pytest.mark.parametrize(
+    "like, part",
+    [
+        ("model", "at='model' takes that part"),
+        ("step", "at='step' takes that part"),
+        ("model/l1", "at='model/l1' takes that part"),
+        ("mod", "at= takes a part by its name"),
+    ],
+)
+def test_a_name_in_place_of_a_target(saved: Path, like: str, part: str) -> None:
+    for load in (xckpt.load, xckpt.load_into):
+        message = said(xckpt.TreeMismatchError, lambda load=load: load(saved, like))
+        wanted = "the root: wanted, but not in the checkpoint"
+        assert f"  - {wanted}: a text is a value to be loaded; {part}\n" in message
+
+
 def test_what_is_stored_is_no_target_and_gives_targets(saved: Path) -> None:
     checkpoint = xckpt.open(saved)
     message = said(xckpt.UnsupportedLeafError, lambda: xckpt.load(saved, checkpoint.tree))
@@ -302,6 +318,18 @@ def test_swapped_arguments() -> None:
         (
             lambda p, o: untyped.storage.ZarrStorageReader(p, options={}),
             "ZarrStorageReader takes options=xckpt.LoadOptions(...), not a dict",
+        ),
+        (
+            lambda p, o: untyped.storage.ZarrStorageReader(None),
+            "a path must be a str or a PathLike of str, not NoneType",
+        ),
+        (
+            lambda p, o: untyped.storage.ZarrStorageWriter(p, base=5),
+            "ZarrStorageWriter(base=) takes a path or None, not the int 5",
+        ),
+        (
+            lambda p, o: untyped.StepRecord(1.5),
+            "StepRecord(number=) takes an int, not the float 1.5",
         ),
         (
             lambda p, o: untyped.CheckpointManager(p, load_options={}),

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from xckpt.convert.run import Converted
     from xckpt.mapping.mapping import LeafMapping
 
-SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-"""Common abbreviation -> dtype name."""
-
 WRITTEN = ("xckpt", "safetensors", "orbax", "dcp")
 """The formats of a destination, as `xckpt.formats.detect.SINKS` has them."""
 
@@ -71,7 +68,7 @@ def convert_command(
             source,
             destination,
             mapping=rules,
-            dtype=None if dtype is None else SHORT_DTYPES.get(dtype, dtype),
+            dtype=dtype,
             executor=executor,
             group=xckpt.LocalGroup(),
             overwrite=overwrite,

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from xckpt.core.dtypes import DTYPES
+from xckpt.core.dtypes import DTYPES, SHORT_NAMES
 from xckpt.core.targets.scaled import cast_with_scales
 from xckpt.errors import MappingError
 from xckpt.formats.detect import open_source
@@ -85,6 +85,10 @@ class Conversion:
     """Whether objects of the source are passed on as the bytes that hold them."""
     options: LoadOptions | None = None
     """How the source is read."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", SHORT_NAMES.get(self.dtype, self.dtype))
 
     def open(self, progress: Callable[[Progress], None] | None = None) -> Opened:
         """Open the source and resolve the mapping on it.

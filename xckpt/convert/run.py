@@ -104,7 +104,7 @@ def convert(
         dst: where to; see `xckpt.save`.
         mapping: how tensors of the source become tensors of the target; None leaves them as they
             are. Python values keep their own names.
-        dtype: element type of all floating-point tensors, such as ``"bfloat16"``; None leaves them.
+        dtype: element type of all floating-point tensors: ``"bfloat16"``, or ``"bf16"`` in short.
         executor: any executor of `concurrent.futures`, whose workers share the work. They must
             reach both paths; this process plans and commits.
         group: the ranks that share the work; found by itself if there is no executor.

@@ -30,6 +30,9 @@ DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
 }
 """Format name -> NumPy dtype. Types below 8 bits take one byte per element, as in NumPy."""
 
+SHORT_NAMES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+"""What people call a type -> its format name, where they name one to be cast to."""
+
 _NAMES: Final[dict[np.dtype[np.generic], str]] = {dtype: name for name, dtype in DTYPES.items()}
 
 

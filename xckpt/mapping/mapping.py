@@ -11,16 +11,14 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import tomli_w
-
-from xckpt.core.text.arguments import named
+from xckpt.core.text.arguments import named, shown_value
 from xckpt.core.text.printable import in_few
 from xckpt.errors import MappingError
+from xckpt.mapping.document import read_file, write_file
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.operations.base import is_list, is_table
 from xckpt.mapping.prove import problems_with
@@ -31,9 +29,6 @@ from xckpt.mapping.traced import leaf
 
 VERSION = 1
 """Version of the mapping file's form."""
-
-MAX_FILE_BYTES = 1 << 26
-"""No mapping is so long, but a device that is named by mistake never ends."""
 
 RESOLVED = 0.6
 """The part of the time of `LeafMapping.check` that usually goes before the proof."""
@@ -230,6 +225,9 @@ class LeafMapping:
             >>> LeafMapping.from_document({"rule": [rule]}).rules[0].operations
             (Transpose(axes=(1, 0)),)
         """
+        if not is_table(document):
+            given = shown_value(document)
+            raise MappingError(f"a mapping's document is a table (a dict), not {given}")
         if strange := sorted(set(document) - {"version", "rule", "then"}):
             raise MappingError(f"a mapping has no {', '.join(strange)}: only version, rule, then")
         if document.get("version", VERSION) != VERSION:
@@ -268,20 +266,11 @@ class LeafMapping:
             OSError: it cannot be read.
             TypeError: it is not a path.
         """
-        with open(os.fspath(path), "rb") as file:  # a number would be an open file of the process
-            text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise MappingError(f"{os.fspath(path)} is longer than 64 MiB: it is no mapping file")
-        try:
-            return cls.from_document(tomllib.loads(text.decode()))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MappingError(f"{os.fspath(path)} is not TOML: {error}") from error
-        except MappingError as error:
-            raise MappingError(f"{os.fspath(path)}: {error}", error.problems) from error
+        return read_file(path, cls.from_document)
 
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
-        _write_toml(os.fspath(path), self.to_document())
+        write_file(path, self.to_document())
 
 
 def _resolution(
@@ -301,21 +290,6 @@ def _resolution(
         part = part_of(progress, number / len(steps), (number + 1) / len(steps))
         resolution.take(step.rules, None if step.following else wanted, part)
     return resolution
-
-
-def _write_toml(path: str, document: Mapping[str, Any]) -> None:
-    """Write a mapping's file.
-
-    Raises:
-        MappingError: UTF-8 cannot carry a name; nothing was written.
-    """
-    try:
-        text = tomli_w.dumps(document).encode()
-    except UnicodeEncodeError as error:
-        name = error.object[max(0, error.start - 40) : error.end]
-        raise MappingError(f"{name!r} holds half a character (a lone surrogate)") from error
-    with open(path, "wb") as file:
-        file.write(text)
 
 
 def _checked(rules: object) -> tuple[Rule, ...]:

@@ -92,7 +92,7 @@ class Location:
 
     @classmethod
     def _parsed(cls, path: str | os.PathLike[str]) -> Location:
-        text = os.fspath(path)
+        text = os.fspath(path) if isinstance(path, os.PathLike) else path
         if not isinstance(text, str):
             raise TypeError(f"a path must be a str or a PathLike of str, not {type(text).__name__}")
         if not text:

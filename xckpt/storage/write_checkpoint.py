@@ -35,6 +35,7 @@ from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.layout import with_grids
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import BriefData, PlainStorageWriter, SizedItems
+from xckpt.core.text.arguments import wrong_argument
 from xckpt.errors import StorageError
 from xckpt.options import LoadOptions, SaveOptions, checked_options
 from xckpt.storage.array import digest_bytes
@@ -82,6 +83,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         options: SaveOptions | None = None,
         base: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not isinstance(base, str | os.PathLike | None):
+            raise wrong_argument("ZarrStorageWriter", "base", "a path or None", base)
         self.overwrite = overwrite
         self.options: SaveOptions = checked_options(options, SaveOptions, "ZarrStorageWriter")
         self.target: Location = Location.parse(path, options)

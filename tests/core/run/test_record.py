@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,3 +62,11 @@ def test_absurd_metadata_are_no_record(user: bytes) -> None:
 
 def test_bytes_of_tensors() -> None:
     assert tensor_bytes([("bfloat16", (3, 2)), ("int4", ()), ("unheard of", (5,))]) == 13
+
+
+def test_the_number_of_a_step_is_an_int_of_any_library() -> None:
+    record = StepRecord(cast(Any, np.int64(5)))
+    assert type(record.number) is int and record == StepRecord(5)
+    for number in (1.5, None, "1", True):
+        with pytest.raises(TypeError, match=r"StepRecord\(number=\) takes an int, not the "):
+            StepRecord(cast(Any, number))

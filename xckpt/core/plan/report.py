@@ -17,6 +17,7 @@ from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.targets.numbers import NumberTarget
 from xckpt.core.text.arguments import any_repr
 from xckpt.core.text.printable import in_few
+from xckpt.core.text.shown import documented
 from xckpt.errors import SHOWN_PROBLEMS
 
 Severity = Literal["error", "warn", "ignore"]
@@ -63,6 +64,7 @@ class Strictness:
             warnings.warn(f"{left}: {_listed(unexpected)}", UserWarning, stacklevel=2)
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class LoadReport:
     """What became of each leaf in a load, as this rank sees it.

@@ -22,11 +22,17 @@ from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.manifest.pieces import MAX_RANK, MAX_TENSOR_BYTES
 from xckpt.core.metadata import JSONValue
 from xckpt.core.struct_types import prepare_structs
+from xckpt.core.text.arguments import wrong_argument
+from xckpt.core.text.shown import documented
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """A committed checkpoint of a run.
+
+    Raises:
+        TypeError: ``number`` is not an int.
 
     Example:
         >>> StepRecord(500, 1767225600.0, {"loss": 0.25}, bytes=1024).name
@@ -62,6 +68,13 @@ class StepRecord:
         return self.time is not None and not self.linked
 
     def __post_init__(self) -> None:
+        if type(self.number) is not int:  # as most are
+            from xckpt.core.run.numbers import whole
+
+            try:
+                object.__setattr__(self, "number", whole(self.number))
+            except TypeError:
+                raise wrong_argument("StepRecord", "number", "an int", self.number) from None
         if not self.name:
             from xckpt.core.run.names import step_name
 

@@ -57,7 +57,8 @@ def compare(
     for name, target in targets.items():
         stored = metadata.state_dict_metadata.get(name)
         if stored is None:
-            kind, difference = MISSING, not_stored(name, metadata) if strict else ""
+            kind = MISSING
+            difference = not_stored(name, metadata, likes.get(name)) if strict else ""
         else:
             kind, difference = _difference(target, stored, likes.get(name), cast)
         if difference:

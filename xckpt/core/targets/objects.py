@@ -36,12 +36,13 @@ def check_object_target(name: str, like: object, metadata: Metadata, deserialise
     raise UnsupportedLeafError(f"{name or 'the root'}: {named(kind)} is not a target; {advice}")
 
 
-def not_stored(name: str, metadata: Metadata) -> str:
+def not_stored(name: str, metadata: Metadata, like: object = None) -> str:
     """Why a leaf that a target wants is not in the checkpoint.
 
     Args:
         name: the leaf.
         metadata: the checkpoint's.
+        like: what it is to be like, where that is known.
 
     Example:
         >>> stored = Metadata({"a": BytesStorageMetadata("opaque")})
@@ -49,7 +50,13 @@ def not_stored(name: str, metadata: Metadata) -> str:
         'wanted, but not in the checkpoint'
         >>> not_stored("a/0", stored)[:70]
         'wanted, but the checkpoint holds a as one object that its writer seria'
+        >>> not_stored("", stored, "a")
+        "wanted, but not in the checkpoint: a text is a value to be loaded; at='a' takes that part"
     """
+    if not name and isinstance(like, str):
+        known = any(f"{each}/".startswith(f"{like}/") for each in metadata.state_dict_metadata)
+        part = f"at={like!r} takes that part" if known else "at= takes a part by its name"
+        return f"{NOT_STORED}: a text is a value to be loaded; {part}"
     above = name
     while "/" in above:
         above = above.rpartition("/")[0]

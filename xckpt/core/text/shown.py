@@ -2,7 +2,8 @@
 
 1. `brief` is a ``__repr__`` for dataclasses and structs: every field, long ones cut.
 2. `outline` groups leaves by the first part of their names, for a terminal.
-3. `tree_html` makes a tree of ``<details>``, and `facts_html` a table; all text is escaped.
+3. `documented` has `help` show the texts below the fields of a class.
+4. `tree_html` makes a tree of ``<details>``, and `facts_html` a table; all text is escaped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import reprlib
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import cast
+from typing import TypeVar, cast
 
 from xckpt.core.text.printable import printable
 
@@ -20,6 +21,8 @@ MOST_LINES = 20
 MOST_HTML_LEAVES = 2000
 """Leaves of a tree in HTML; more would make a notebook slow."""
 UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+Class = TypeVar("Class")
 
 _BRIEFLY = reprlib.Repr()
 _BRIEFLY.maxlevel, _BRIEFLY.maxdict, _BRIEFLY.maxlist, _BRIEFLY.maxtuple = 3, 3, 4, 6
@@ -51,6 +54,39 @@ def brief(self: object) -> str:
         f"{name}={_BRIEFLY.repr(getattr(self, name))}" for name in cast("Sequence[str]", names)
     )
     return f"{type(self).__name__}({', '.join(texts)})"
+
+
+class FieldTexts(dict[str, str]):
+    """The slots of a class, each with the text below the field; empty where there is no source.
+
+    Editors and the reference read that text in the source. A running program does not have it:
+    `inspect` takes the text of a slot from ``__slots__``, if that is a dict. This one reads the
+    source when it is asked for a text, so that an import costs nothing.
+    """
+
+    def __init__(self, owner: type) -> None:
+        super().__init__(dict.fromkeys(cast("Iterable[str]", vars(owner)["__slots__"]), ""))
+        self._owner: type | None = owner
+
+    def __getitem__(self, name: str) -> str:
+        if self._owner is not None:
+            from xckpt.core.text.field_texts import texts_of  # only people ask
+
+            self.update(texts_of(self._owner))
+            self._owner = None
+        return super().__getitem__(name)
+
+
+def documented(owner: type[Class]) -> type[Class]:
+    """Have `help` show the texts below the fields of a dataclass with slots.
+
+    Example:
+        >>> from xckpt.options import LoadOptions
+        >>> LoadOptions.__slots__["deserialise"][:51]
+        "Makes an object of the bytes that a save's ``serial"
+    """
+    type.__setattr__(owner, "__slots__", FieldTexts(owner))
+    return owner
 
 
 def readable_bytes(count: int) -> str:

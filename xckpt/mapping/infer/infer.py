@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from xckpt.core.text.arguments import check_function
 from xckpt.mapping.infer.align import Doubt, align
 from xckpt.mapping.infer.assumptions import Trees
 from xckpt.mapping.infer.decide import Finding, decide, put_together
@@ -123,6 +124,7 @@ def infer(
 
     Raises:
         MappingError: two leaves of a tree have one mapping name.
+        TypeError: ``progress`` is not a function, or something else is no tree of arrays.
 
     Example:
         >>> import numpy as np
@@ -136,6 +138,7 @@ def infer(
         >>> inference.unmatched.source
         {'model.layers.0.rotary.inv_freq': ''}
     """
+    check_function("infer", "progress", "a function of the part that is done", progress)
     report = progress or _unwatched
     source_specs, target_specs = specs_of(source), specs_of(target)
     sources, targets = leaves_of(source_specs), leaves_of(target_specs)
