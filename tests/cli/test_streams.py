@@ -23,21 +23,31 @@ def in_shell(redirected: str, *arguments: str | Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ls", "--help"]])
+OTHERS = [
+    pytest.param(each, marks=pytest.mark.thorough) for each in (["--version"], ["ls", "--help"])
+]
+"""Each case starts the command anew."""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *OTHERS])
 def test_help_that_cannot_be_written(arguments: list[str]) -> None:
     said = "xckpt: the answer cannot be written: No space left on device\n"
     assert in_shell(">/dev/full", *arguments) == (2, "", said)
     assert in_shell(">&-", *arguments) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("redirected", "arguments"),
-    [
-        (redirected, arguments)
-        for redirected in ("2>/dev/full", "2>&-")
-        for arguments in (["ls", "/nowhere"], ["ls"], ["--none"], ["ls", "--none"], ["none"])
-    ],
-)
+FAILING = [
+    ["ls", "/nowhere"],
+    ["--none"],
+    *(
+        pytest.param(each, marks=pytest.mark.thorough)
+        for each in (["ls"], ["ls", "--none"], ["none"])
+    ),
+]
+
+
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize("arguments", FAILING)
 def test_a_failure_that_cannot_be_said_has_its_code(redirected: str, arguments: list[str]) -> None:
     assert in_shell(redirected, *arguments) == (2, "", "")
 

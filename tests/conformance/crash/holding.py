@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from conformance.crash.bucket import Change, Event, Objects, Recording, apply
 
-QUIET = 0.03
+QUIET = 0.015
 """Seconds without a new request, after which one is dealt with."""
 
 

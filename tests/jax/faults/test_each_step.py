@@ -20,7 +20,7 @@ from tests.support.time_limit import ALLOWANCE
 from xckpt.errors import XckptError
 from xckpt.jax.group import JaxGroup
 
-TIMEOUT = min(4.0, ALLOWANCE)
+TIMEOUT = min(2.5, ALLOWANCE)
 BAR = TIMEOUT + 2 * ALLOWANCE
 """Seconds within which every process that lives has to end."""
 MOST = 40
