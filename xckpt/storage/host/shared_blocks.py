@@ -95,16 +95,11 @@ def blocks_of(source: ChunkSource, requests: ChunkRequests) -> PackBlocks:
         return NO_BLOCKS
     wanted = np.add.reduceat(nbytes[order], starts)
     reach = np.maximum.reduceat((offset + nbytes)[order], starts) - offset[order][starts]
-    stops = np.append(starts[1:], len(order))
-    most = [
-        (number, slice(start, stop))
-        for number, start, stop in zip(
-            *(column[2 * wanted >= reach].tolist() for column in (numbers, starts, stops)),
-            strict=True,
-        )
-    ]
-    packs = {number: int(pack[order[part.start]]) for number, part in most}
-    return PackBlocks(packed[order], offset[order], dict(most), packs)
+    most, stops = 2 * wanted >= reach, np.append(starts[1:], len(order))
+    slices = map(slice, starts[most].tolist(), stops[most].tolist())
+    parts = dict(zip(numbers[most].tolist(), slices, strict=True))
+    packs = {number: int(pack[order[part.start]]) for number, part in parts.items()}
+    return PackBlocks(packed[order], offset[order], parts, packs)
 
 
 class SharedBlocks:
