@@ -85,8 +85,14 @@ def blocks_of(source: ChunkSource, requests: ChunkRequests) -> PackBlocks:
     if not len(packed):
         return NO_BLOCKS
     source.integrity.prepare_ranges(*requests.ranges())
-    pack, offset, found = source.integrity.places.columns(requests.places[packed])
-    nbytes, block = requests.nbytes[packed], offset // BLOCK_BYTES
+    nbytes = requests.nbytes[packed]
+
+    def leaf(row: int) -> str:
+        return requests.at(int(packed[row])).chunk.array.leaf
+
+    about = requests.places[packed], nbytes, leaf
+    pack, offset, found = source.integrity.places.columns(*about)
+    block = offset // BLOCK_BYTES
     suits = np.flatnonzero(found & (nbytes <= CHUNK_BYTES) & (block < BLOCKS))
     order = suits[np.lexsort((offset[suits], block[suits], pack[suits]))]
     first = count_chunks(source.manifest)

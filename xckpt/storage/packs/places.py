@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from xckpt.core.manifest.packs import (
     pack_key,
 )
 from xckpt.core.manifest.rules import MAX_PACK_BYTES, count_packed
-from xckpt.errors import CorruptCheckpointError
+from xckpt.errors import RESTORE, CorruptCheckpointError
 from xckpt.storage.chunks.digests import BLOCK, RowFile
 from xckpt.storage.chunks.file_checks import file_bytes
 from xckpt.storage.location import Location
@@ -95,15 +96,31 @@ class Places(RowFile):
         return pack, offset
 
     def columns(
-        self, numbers: NDArray[np.int64]
+        self,
+        numbers: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        leaf: Callable[[int], str],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Pack and offset of many places, by their numbers, and which of them are there.
 
         `of_chunk` looks for the others one by one.
+
+        Args:
+            numbers: of the places, (n,).
+            lengths: bytes of their chunks, (n,).
+            leaf: gives the leaf of one, by its position among these.
+
+        Raises:
+            CorruptCheckpointError: a chunk shares some bytes, but not all, with another.
         """
         rows, found = self.rows(numbers)
         given = rows.reshape(-1).view(PLACE)
         found &= (given["pack"] < self.packs) & (given["offset"] <= MOST_OFFSET)
+        there = np.flatnonzero(found)
+        shared = overlap(given[there], lengths[there])
+        if shared is not None:
+            problem = self._sharing(leaf(int(there[shared])))
+            raise CorruptCheckpointError(f"{self.root}: {problem}; {RESTORE}")
         pack, offset = np.where(found, given["pack"], 0), np.where(found, given["offset"], 0)
         return pack.astype(np.int64), offset.astype(np.int64), found
 
@@ -131,6 +148,9 @@ class Places(RowFile):
         if number is None:
             return ""
         leaf = next(array.leaf for array in packed if number < self.first(array) + array.count)
+        return self._sharing(leaf)
+
+    def _sharing(self, leaf: str) -> str:
         return f"{self.key}: a chunk of {leaf} shares bytes with another"
 
     def longer_packs(self, manifest: Manifest) -> list[str]:

@@ -72,7 +72,12 @@ class PackReads(RangeReads[PackedRange]):
     def read(self) -> None:
         """Begin to read the chunks, within the window's budget."""
         places, wanted = self.window.source.integrity.places, self._wanted
-        pack, offset, found = places.columns(wanted.places)
+        about = wanted.places, wanted.nbytes, lambda row: wanted.request(row).chunk.array.leaf
+        try:
+            pack, offset, found = places.columns(*about)
+        except XckptError as error:
+            self.refuse(error)
+            return
         for row in np.flatnonzero(~found).tolist():
             self._look_up(row, pack, offset, found)
         most = FILE_BYTES if self.window.source.root.driver == "file" else RANGE_BYTES
