@@ -51,7 +51,9 @@ def test_it_is_found_copied_and_deleted(made: Path, tmp_path: Path) -> None:
     with pytest.raises(xckpt.CheckpointExistsError, match="overwrite=True"):
         xckpt.copy(made, copied)
     xckpt.copy(made, copied, overwrite=True)
-    xckpt.delete(made)
+    gone: list[xckpt.Progress] = []
+    xckpt.delete(made, options=xckpt.LoadOptions(progress=gone.append))
+    assert gone[-1].done == gone[-1].total == len(gone) and gone[-1].unit == "files"
     assert not xckpt.exists(made)
     assert made.is_dir() is ("." not in made.name)
     assert not made.is_dir() or [each.name for each in made.rglob("*")] == ["notes.txt"]

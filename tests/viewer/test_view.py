@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import html as html_module
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,23 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_arguments_that_make_no_sense_are_named(root: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=next(iter(wrong))):
         xckpt.view(root, **wrong)
+
+
+def test_a_view_is_copied_and_pickled(root: Path) -> None:
+    """It was an AttributeError of a local lambda; functions of the first process stay there."""
+    seen: list[xckpt.Progress] = []
+    options = xckpt.LoadOptions(threads=1, progress=lambda done: seen.append(done))
+    views = [
+        xckpt.view(root),
+        xckpt.view(root / "step-00000002", plan="data on data=2", options=options),
+        xckpt.view(root / "step-00000002", diff=root / "step-00000003", options=options),
+    ]
+    assert seen
+    for view in views:
+        for again in (copy.copy(view), copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
+            assert again.page == view.page and repr(again) == repr(view)
+    pickle.loads(pickle.dumps(views[0])).step("step-00000002").save(root.parent / "step.html")
+    assert (root.parent / "step.html").exists()
 
 
 def test_a_leaf_of_a_run_is_a_question_about_one_step(root: Path, tmp_path: Path) -> None:

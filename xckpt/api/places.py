@@ -71,15 +71,15 @@ def delete(path: Path, *, options: LoadOptions | None = None) -> None:
 
     options = checked_options(options, LoadOptions, "delete")
     location = Location.parse(path, options)
-    try:
-        with with_progress(options, "delete", 0, path) as chosen:
+    with with_progress(options, "delete", 0, path) as chosen:
+        try:
             remove_checkpoint(location, chosen.progress)
-    except NotACheckpointError:
-        if not _is_foreign(path):
-            raise
-        from xckpt.formats.own_files import delete_files, own_files
+        except NotACheckpointError:
+            if not _is_foreign(path):
+                raise
+            from xckpt.formats.own_files import delete_files, own_files
 
-        delete_files(own_files(path))
+            delete_files(own_files(path), chosen.progress)
 
 
 @names_limits

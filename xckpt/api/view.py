@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from xckpt.api.open import open
@@ -11,6 +12,7 @@ from xckpt.core.text.arguments import wrong_argument
 from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:
+    from xckpt.storage.checkpoint import Checkpoint
     from xckpt.viewer.view import CheckpointView
 
 
@@ -24,7 +26,7 @@ def view(
     rule that keeps each.
 
     In a notebook the result shows itself. ``save`` writes one HTML file that needs nothing else,
-    or the picture of one leaf as SVG, PNG or PDF.
+    or the picture of one leaf as SVG, PNG or PDF. It pickles, with all that was read for the page.
     From a terminal, ``xckpt view PATH`` shows the same in a browser, with values of slices.
 
     Args:
@@ -62,10 +64,23 @@ def view(
     with with_progress(options, "compare", rank=0) as chosen:
         seen = CheckpointView(
             path,
-            lambda place: open(place, options=options),
+            _Opener(options),
             plan=plan,
             diff=other,
             progress=chosen.progress,
         )
         seen.page  # noqa: B018  Faults show themselves now.
     return seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    """Opens checkpoints for a view; it pickles, without the functions that are for this process."""
+
+    options: LoadOptions
+
+    def __call__(self, path: str) -> Checkpoint:
+        return open(path, options=self.options)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Opener, (replace(self.options, progress=None, metrics=None),)

@@ -156,8 +156,12 @@ def _length(file: Path) -> int:
     return status.st_size
 
 
-def delete_files(found: OwnFiles) -> None:
+def delete_files(found: OwnFiles, progress: Watcher = None) -> None:
     """Delete a checkpoint's files, and the folders that are empty then.
+
+    Args:
+        found: the files.
+        progress: called with the files that have gone.
 
     Raises:
         StorageError: the system refused.
@@ -172,10 +176,13 @@ def delete_files(found: OwnFiles) -> None:
     """
     with storage_errors(found.place):
         marker, *others = found.files
+        counter = ProgressCounter(len(found.files), progress, "files")
         marker.unlink()
         sync_folder(marker.parent)
+        counter.add(1)
         for file in others:
             file.unlink(missing_ok=True)
+            counter.add(1)
         above = {folder for file in found.files for folder in file.parents}
         inner = {folder for folder in above if found.place in (folder, *folder.parents)}
         for folder in sorted(inner, reverse=True):

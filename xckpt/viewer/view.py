@@ -46,6 +46,11 @@ PICTURES: Final = (".svg", ".png", ".pdf", ".jpg", ".webp")
 """Endings of files that hold the picture of one leaf."""
 CELL: Final = 16 << 20
 """Bytes of a page that a notebook shows in a cell, at most."""
+FRAME: Final = (
+    '<iframe title="{title}" style="width: 100%; height: 560px; border: 1px solid" '
+    'sandbox="allow-scripts" srcdoc="{page}"></iframe>'
+)
+"""What a notebook's cell holds."""
 
 
 class CheckpointView:
@@ -109,7 +114,7 @@ class CheckpointView:
             NotACheckpointError: nothing is there any more.
         """
         now = copy(self)
-        now.token = secrets.token_hex(8)
+        now._progress, now.token = self._progress, secrets.token_hex(8)
         for cached in ("checkpoint", "page", "steps", "_described"):
             now.__dict__.pop(cached, None)
         has_run = None in (now.page.checkpoint, self.page.checkpoint)  # its steps are asked later
@@ -248,12 +253,12 @@ class CheckpointView:
         html = self.html()
         if len(html) > CELL:
             return f"<p>{escape(self.page.path)}: too long for a cell; save it with .save(file)</p>"
-        title = escape(self.page.title, quote=True)
-        style = "width: 100%; height: 560px; border: 1px solid"
-        return (
-            f'<iframe title="{title}" style="{style}" sandbox="allow-scripts" '
-            f'srcdoc="{escape(html, quote=True)}"></iframe>'
+        return FRAME.format(
+            title=escape(self.page.title, quote=True), page=escape(html, quote=True)
         )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_progress": None}  # it is shown where the view was made
 
     def __repr__(self) -> str:
         return f"<CheckpointView of {printable(self.path)}>"
