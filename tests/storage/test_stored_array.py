@@ -219,9 +219,51 @@ def test_an_array_of_a_replaced_checkpoint_is_refused(
     xckpt.save(tmp_path / "ckpt", {"w": old, "step": 1})
     sent = pickle.dumps(array(tmp_path / "ckpt", "w")), pickle.dumps(xckpt.open(tmp_path / "ckpt"))
     xckpt.save(tmp_path / "ckpt", later, overwrite=True)
-    for each in sent:
+    stored, checkpoint = map(pickle.loads, sent)  # neither raises, nor once more
+    stored, checkpoint = map(pickle.loads, map(pickle.dumps, (stored, checkpoint)))
+    assert "was replaced" in repr(stored) and "was replaced" in repr(checkpoint)
+    for use in (
+        *(lambda: stored[:], lambda: np.asarray(stored), lambda: len(stored), lambda: stored.dtype),
+        *(lambda: list(checkpoint), lambda: checkpoint["w"], lambda: checkpoint.array("w")),
+        *(lambda: len(checkpoint), lambda: "w" in checkpoint, checkpoint.verify),
+    ):
         with pytest.raises(xckpt.CheckpointReplacedError, match=r"was replaced.*open it again"):
-            pickle.loads(each)
+            use()
+
+
+IN_A_POOL = """
+import multiprocessing, sys, xckpt
+
+def first(stored):
+    return int(stored[0])
+
+if __name__ == "__main__":
+    path, how = sys.argv[1:]
+    stored = xckpt.open(path)["w"]
+    if how == "replaced":
+        xckpt.save(path, {"w": [5]}, overwrite=True)
+    else:
+        xckpt.delete(path)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        try:
+            pool.apply_async(first, [stored]).get(30)
+        except Exception as error:
+            print(type(error).__name__)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "how, kind", [("replaced", "CheckpointReplacedError"), ("deleted", "NotACheckpointError")]
+)
+def test_a_pool_hears_that_a_checkpoint_was_replaced(tmp_path: Path, how: str, kind: str) -> None:
+    """The error came while the task was unpickled: its process died, and the pool waited."""
+    xckpt.save(tmp_path / "ckpt", {"w": np.arange(3)})
+    script = tmp_path / "script.py"
+    script.write_text(IN_A_POOL)
+    command = [sys.executable, str(script), str(tmp_path / "ckpt"), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{kind}\n", "")
 
 
 def test_dask_takes_it(saved: Path) -> None:

@@ -26,6 +26,7 @@ from xckpt.core.geometry.slabs import blocks
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import check_function
+from xckpt.core.unopened import or_unopened
 from xckpt.core.values import decode_value, encode_value, value_kind
 from xckpt.errors import CorruptCheckpointError, NotACheckpointError, XckptError
 from xckpt.formats.detect import open_source
@@ -156,6 +157,7 @@ class SourceArray(StoredArray):
         return str(self.home.location), self.home.source.identity().hex(), self.name
 
 
+@or_unopened(StoredArray)
 def _reopened_array(home: SourceCheckpoint, name: str) -> StoredArray:
     """A stored array that was pickled, in the checkpoint that is opened again."""
     return home.array(name)
@@ -312,12 +314,11 @@ class SourceCheckpoint(Checkpoint):
         return sorted(problems)
 
 
+@or_unopened(SourceCheckpoint)
 def _reopened(path: str, format: str, identity: bytes, options: LoadOptions) -> SourceCheckpoint:
     """A checkpoint that was pickled, opened again.
 
-    Raises:
-        XckptError: this process cannot open it.
-        CheckpointReplacedError: another checkpoint is there by now.
+    Where this process cannot, or another is there by now, its first use raises that.
     """
     checkpoint = _opened(FormatsAt(path, options), format, options)
     if checkpoint.source.identity() != identity:

@@ -23,6 +23,7 @@ from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import check_function
 from xckpt.core.text.shown import readable_bytes
+from xckpt.core.unopened import or_unopened
 from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.engine.limits import not_compiled
 from xckpt.errors import LeafTooLargeError, XckptError
@@ -227,12 +228,11 @@ class Checkpoint(StoredTree):
             raise error
 
 
+@or_unopened(Checkpoint)
 def _reopened(path: str, stored: tuple[int, bytes], options: LoadOptions) -> Checkpoint:
     """A checkpoint that was pickled, opened again; ``stored`` tells its manifest.
 
-    Raises:
-        NotACheckpointError: this process finds no checkpoint there.
-        CheckpointReplacedError: another checkpoint is there by now.
+    Where this process finds none, or another, its first use raises that.
     """
     checkpoint = Checkpoint(path, options=options)
     if checkpoint.chunk_source.integrity.stored != stored:

@@ -32,6 +32,7 @@ from xckpt.core.geometry.selection import (
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import facts_html, readable_bytes
+from xckpt.core.unopened import or_unopened
 from xckpt.engine.limits import not_compiled
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
@@ -238,6 +239,7 @@ class StoredArray:
 
 PARALLEL_BYTES = 1 << 22
 """A smaller box is read by the calling thread alone."""
+_About = tuple[str, Shape, str, Sharding | None, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,11 +341,9 @@ def _reopened(home: str, stored: tuple[int, bytes], options: LoadOptions) -> Chu
     return reader.source
 
 
-_About = tuple[str, Shape, str, Sharding | None, str]
-
-
+@or_unopened(StoredArray)
 def _reopened_array(
     home: str, stored: tuple[int, bytes], options: LoadOptions, about: _About
 ) -> StoredArray:
-    """A stored array that was pickled; raises as `_reopened` does."""
+    """A stored array that was pickled; its first use raises as `_reopened` does."""
     return StoredArray(*about, _reopened(home, stored, options), options)
