@@ -26,7 +26,6 @@ from xckpt.core.geometry.slabs import blocks
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import check_function
-from xckpt.core.unopened import or_unopened
 from xckpt.core.values import decode_value, encode_value, value_kind
 from xckpt.errors import CorruptCheckpointError, NotACheckpointError, XckptError
 from xckpt.formats.detect import open_source
@@ -36,6 +35,7 @@ from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.contents.unopened import or_unopened
 from xckpt.storage.location import Location
 from xckpt.storage.refusals import kind_of, replaced
 from xckpt.storage.stored_array import StoredArray

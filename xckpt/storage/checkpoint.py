@@ -23,7 +23,6 @@ from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import check_function
 from xckpt.core.text.shown import readable_bytes
-from xckpt.core.unopened import or_unopened
 from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.engine.limits import not_compiled
 from xckpt.errors import LeafTooLargeError, XckptError
@@ -34,6 +33,7 @@ from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource
 from xckpt.storage.chunks.requests import FEWEST_CHUNKS, ChunkRequest, chunks_of
 from xckpt.storage.chunks.window import ChunkWindow
+from xckpt.storage.contents.unopened import or_unopened
 from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import Location, check_process, storage_errors
 from xckpt.storage.read_checkpoint import ZarrStorageReader

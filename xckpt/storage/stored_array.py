@@ -32,11 +32,11 @@ from xckpt.core.geometry.selection import (
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import facts_html, readable_bytes
-from xckpt.core.unopened import or_unopened
 from xckpt.engine.limits import not_compiled
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.read_chunks import read_box
+from xckpt.storage.contents.unopened import or_unopened
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.storage.refusals import replaced
 
