@@ -33,7 +33,9 @@ PRELOADED = [
     "xckpt.engine.load",
     "xckpt.engine.save",
     "xckpt.jax",
-    "xckpt.storage",
+    "xckpt.storage.checkpoint",
+    "xckpt.storage.read_checkpoint",
+    "xckpt.storage.write_checkpoint",
     "xckpt.torch",
     "zarr",
 ]
