@@ -5,9 +5,15 @@ They are called on one rank, and no other takes part.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from xckpt.api.save import Path, check_path, names_limits
 from xckpt.errors import NotACheckpointError
 from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
+
+if TYPE_CHECKING:
+    from xckpt.storage.location import Location
 
 
 @names_limits
@@ -33,11 +39,9 @@ def exists(path: Path) -> bool:
     from xckpt.storage.copy_checkpoint import has_checkpoint
     from xckpt.storage.location import Location
 
-    if has_checkpoint(Location.parse(path)):
-        return True
-    from xckpt.formats.detect import is_known
-
-    return is_known(path)
+    location = Location.parse(path)
+    location.access.start()
+    return has_checkpoint(location) or _is_foreign(path, location)
 
 
 @names_limits
@@ -75,7 +79,7 @@ def delete(path: Path, *, options: LoadOptions | None = None) -> None:
         try:
             remove_checkpoint(location, chosen.progress)
         except NotACheckpointError:
-            if not _is_foreign(path):
+            if not _is_foreign(path, location):
                 raise
             from xckpt.formats.own_files import delete_files, own_files
 
@@ -124,20 +128,23 @@ def copy(
     from xckpt.storage.location import Location
 
     options = checked_options(options, LoadOptions, "copy")
-    places = Location.parse(source, options), Location.parse(target, options)
+    taken = Location.parse(source, options)
+    places = taken, replace(Location.parse(target), access=taken.access)  # one time for both
     if places[0] == places[1]:
         raise ValueError(f"source and target of a copy are one place: {places[0]}")
+    taken.access.start()
     with with_progress(options, "copy", 0, source) as chosen:
-        if has_checkpoint(places[0]) or not _is_foreign(source):
+        if has_checkpoint(places[0]) or not _is_foreign(source, taken):
             copy_checkpoint(*places, chosen, overwrite=overwrite)
         else:
             _copy_foreign(source, target, chosen, overwrite=overwrite)
 
 
-def _is_foreign(path: Path) -> bool:
+def _is_foreign(path: Path, location: Location) -> bool:
+    """Whether another format is there; a bucket is asked within the time of the call."""
     from xckpt.formats.detect import is_known
 
-    return is_known(path)
+    return is_known(location if location.bucket else path)
 
 
 def _copy_foreign(source: Path, target: Path, options: LoadOptions, *, overwrite: bool) -> None:

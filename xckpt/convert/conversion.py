@@ -27,6 +27,8 @@ from xckpt.mapping.strided_copy import Arithmetic, StridedCopy
 from xckpt.mapping.traced import leaf
 from xckpt.options import STORAGE, LoadOptions, SaveOptions, check_flags, checked_options
 from xckpt.progress import Progress
+from xckpt.storage.budget import Access
+from xckpt.storage.location import Location
 
 MANY_LEAVES = 1000
 """Fewest leaves for which work on names and shapes alone reports its progress."""
@@ -42,6 +44,12 @@ class Opened:
     """Whether names and layouts stay those of the source."""
     state: bytes
     """The source's, before anything was read."""
+    access: Access
+    """How long source and target are asked, together."""
+
+    def in_time(self, path: str) -> Location:
+        """A place that is asked within the time of the conversion."""
+        return replace(Location.parse(path), access=self.access)
 
     def identity(self, *more: object) -> bytes:
         """A digest of the source's contents, of the resolved mapping, and of ``more``.
@@ -109,11 +117,16 @@ class Conversion:
             raise MappingError(
                 f"dtype {self.dtype!r} is not a floating-point type; known are {known}"
             )
-        there = FormatsAt(self.path, self.options).path
+        place = Location.parse(self.path, self.options)
+        access = place.access
+        access.start()
+        access.end = access.until  # of the whole conversion
+        there = FormatsAt(place if place.bucket else self.path, self.options).path
         source = open_source(there, self.format, options=self.options, opaque=self.opaque)
         try:
             state = source.state()
-            return Opened(source, self._resolved(source, progress), self.mapping is None, state)
+            resolved = self._resolved(source, progress)
+            return Opened(source, resolved, self.mapping is None, state, access)
         except BaseException:
             source.close()
             raise

@@ -267,8 +267,8 @@ class _Work:
         options, share = self.options, self.share()
         names, tree = target_tree(self.opened, share.units, self.like)
         about = self.version, self.unit_bytes, options.layout, sorted(names.items())
-        digest = self.opened.identity(*about)
-        writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
+        target = self.opened.in_time(self.destination), self.opened.identity(*about)
+        writer = ConvertingWriter(*target, names, share, overwrite=self.overwrite)
         planner = DefaultSavePlanner(grid=options.grid, serialise=_content)
         user = user_of(self.opened.source.metadata) if self.metadata is None else self.metadata
         metadata = save_state(

@@ -32,7 +32,6 @@ R = TypeVar("R")
 
 FEW_PROCESSORS = 4
 """With up to this many processors, TensorStore's threads use all of them. Measured on 2 only."""
-
 IN_FLIGHT = 256
 """Small objects in flight at a time: after a failure at most this many are waited for."""
 
@@ -64,6 +63,8 @@ class Access:
     """0 for the storage's default."""
     until: float = math.inf
     """When the time of the call ends, by `time.monotonic`."""
+    end: float = math.inf
+    """When the time of a longer call ends, of which this one is a part."""
     heard: float = 0.0
     """When the storage answered last."""
 
@@ -76,14 +77,13 @@ class Access:
         """
         access = cls()
         for name in STORAGE:
-            value = storage_option(options, name)
-            if value is not None:
+            if (value := storage_option(options, name)) is not None:
                 setattr(access, name, min(value, MOST))
         return access
 
     def start(self) -> None:
         """A call of the user's begins."""
-        self.until = time.monotonic() + self.timeout
+        self.until = min(time.monotonic() + self.timeout, self.end)
 
     def clean_up(self) -> None:
         """Begin to remove what was written; there is always some time for that."""

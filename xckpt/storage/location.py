@@ -145,7 +145,7 @@ class Location:
 
     def anew(self) -> Location:
         """The same place for another call: how long it may take has nothing to do with the last."""
-        return replace(self, access=replace(self.access, until=math.inf))
+        return replace(self, access=replace(self.access, until=math.inf, end=math.inf))
 
     def is_in_bucket_of(self, other: Location) -> bool:
         """Whether both are in one bucket, which can copy from one to the other."""

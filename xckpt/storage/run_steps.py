@@ -307,6 +307,7 @@ class Remover:
         """Delete the files of a hidden step."""
         if hidden is None:
             return
+        hidden.target = hidden.target.anew()
         try:
             hidden.sweep(self._pace)
         except Exception as error:

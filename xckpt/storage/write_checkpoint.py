@@ -124,7 +124,10 @@ class ZarrStorageWriter(PlainStorageWriter):
         Raises:
             CheckpointExistsError, StorageError: the path is taken, or the storage refused.
         """
-        self.target.access.start()
+        if self._base is None or not self._base.began:
+            self.target.access.start()
+        else:
+            self._base.began = False  # a later save has a time of its own
         self._staging = staging or begin(
             self.target, overwrite=self.overwrite, planned=planned, shares=self._base is not None
         )

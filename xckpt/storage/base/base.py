@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -80,7 +81,10 @@ class Base:
         options: SaveOptions,
         codecs: tuple[str, ...],
     ) -> None:
-        self.location: Final = Location.parse(os.fspath(path), options)
+        found = Location.parse(os.fspath(path), options)
+        self.location: Final = replace(found, access=target.access)  # one time for both
+        self.began = False
+        """Whether the time of the save has begun with the first look at the base."""
         self.problem: str = ""
         """Why nothing can be shared with the base; empty if something can."""
         self._may_lack = isinstance(path, OptionalBase)
@@ -185,7 +189,8 @@ class Base:
 
     def _open(self) -> None:
         if not self._opened:
-            self._opened = True
+            self._opened = self.began = True
+            self.location.access.start()
             try:
                 self.problem = self._look() or self._read()
             except NotACheckpointError as error:
@@ -228,7 +233,6 @@ class Base:
 
     def _read(self) -> str:
         """Take what the base's manifest says; returns why it cannot be used."""
-        self.location.access.start()
         folder, seen = str(self.location), b""
         if self.location.folder is not None:
             folder = os.path.realpath(folder)

@@ -131,7 +131,7 @@ class Hidden:
             StorageError: the storage refused again and again; says what is left.
         """
         counter = ProgressCounter(len(self.keys), progress, "files")
-        self.target = self.target.anew()
+        access = self.target.access
         with storage_errors(self.target):
             for delay in (*DELAYS, None):
                 try:
@@ -140,7 +140,7 @@ class Hidden:
                     error = refused
                 if error is None:
                     break
-                if delay is None:
+                if delay is None or time.monotonic() + delay >= access.until:
                     why, left = said_of(str(self.target), error), [*self.keys, *self.last, CLAIM]
                     raise StorageError(
                         f"{self.target}: files of a checkpoint that was deleted are left, up to "
@@ -341,4 +341,5 @@ def remove_checkpoint(target: Location, progress: Watcher = None) -> None:
         NotACheckpointError: no committed checkpoint is there.
         StorageError: the storage refused, or another call replaces or removes it just now.
     """
+    target.access.start()
     hide_checkpoint(target).sweep(Pace(), progress)
