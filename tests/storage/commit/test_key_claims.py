@@ -378,9 +378,8 @@ def test_a_deletion_amid_a_save_that_began_where_nothing_was(
     assert whole == ([] if cleaned else [True]) and "xckpt.json" not in keys(url)
 
 
-def test_a_save_at_a_free_path_that_another_has_overwritten_and_deleted() -> None:
+def test_a_save_at_a_free_path_that_another_has_overwritten_and_deleted(url: str) -> None:
     """Nothing is there again when it commits: it was committed without its data."""
-    url = "memory://overwritten-and-deleted"
 
     def meanwhile() -> None:
         xckpt.save(url, OLD, overwrite=True, options=PLAIN)

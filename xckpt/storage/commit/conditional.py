@@ -189,9 +189,9 @@ def is_kept(
     """
     if claim is None or target.folder is not None:
         return True
-    # Where none was, another may have come and gone; a bucket's free path spares the round trip.
-    is_sure = claim.is_known and (old is not None or (claim.key == CLAIM and target.bucket))
-    if is_sure or claim.is_held(store, target):
+    # Where none was, another may have come and gone; a bucket was asked along with the manifest.
+    is_sure = claim.is_known and old is not None
+    if is_sure or claim.is_held(store, target, now=not target.bucket):
         return True
     # Where another save or a deletion has replaced it since, it was committed.
     there = generation_if(store, MANIFEST, manifest, target)

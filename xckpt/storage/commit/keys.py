@@ -133,6 +133,8 @@ class KeyStaging:
             self.delete(store, replaced)
 
     def _write_manifest(self, store: ts.KvStore, manifest: bytes) -> None:
+        if self.claim is not None and self.old is None and self.target.bucket:
+            self.claim.ask(store)  # on the way together: no round trip more
         self.sent = True
         try:
             if write_if(store, MANIFEST, manifest, self.seen, self.target):
@@ -265,8 +267,7 @@ class KeyStaging:
 
 def _keys_of(staging: KeyStaging, store: ts.KvStore) -> list[str]:
     """The keys at the path; of a local folder its folders too, but no save's that is under way."""
-    folder = staging.target.folder
-    if folder is not None:
+    if (folder := staging.target.folder) is not None:
         from xckpt.storage.commit.collect import root_of  # few saves need it
 
         held = {f"{GENERATIONS}/{name}" for name in held_in(folder / GENERATIONS)}
@@ -288,8 +289,7 @@ def _written(staging: KeyStaging) -> dict[str, int]:
 
 def _sync(staging: KeyStaging) -> None:
     """Force what was staged in a local folder to disk."""
-    folder = staging.location.folder
-    if folder is not None:
+    if (folder := staging.location.folder) is not None:
         from xckpt.storage.commit.batch import sync_beside
 
         sync_beside(folder, staging.generation, together=staging.location.unsynced)
