@@ -219,7 +219,7 @@ def test_small_leaves_are_saved_in_few_requests(bucket: CountedBucket) -> None:
     assert kinds(bucket.taken()) == {
         "DELETE trial": 1,
         "GET xckpt.json": 1,
-        "GET xckpt.saving": 1,
+        "GET xckpt.saving": 2,
         "LIST": 1,
         "PUT pack": 1,
         "PUT xckpt.digests": 1,
