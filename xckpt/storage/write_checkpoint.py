@@ -16,6 +16,7 @@ under way beside their data, for there each wait for an answer counts.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -124,10 +125,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         Raises:
             CheckpointExistsError, StorageError: the path is taken, or the storage refused.
         """
-        if self._base is None or not self._base.began:
-            self.target.access.start()
-        else:
-            self._base.began = False  # a later save has a time of its own
+        self.target.access.start()
+        self.target.access.end = math.inf  # a later save has a time of its own
         self._staging = staging or begin(
             self.target, overwrite=self.overwrite, planned=planned, shares=self._base is not None
         )
@@ -147,9 +146,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         _check(planned, self.target, self.options)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         tree = DocumentTree(self.codecs, planned.pack_bytes)
-        base_orders, shared = None, None
-        if self._base is not None:
-            base_orders, shared = self._base.orders, self._base.in_folder()
+        base = self._base
+        base_orders, shared = (base.orders, base.in_folder()) if base else (None, None)
         self._draft, self._files = planned, DocumentWrites(self.target, where, tree, shared)
         orders = WriteOrders(where, self.codecs, (), pack_bytes=planned.pack_bytes)
         given = orders_for(plans, orders, planned, base_orders)

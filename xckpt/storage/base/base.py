@@ -81,10 +81,7 @@ class Base:
         options: SaveOptions,
         codecs: tuple[str, ...],
     ) -> None:
-        found = Location.parse(os.fspath(path), options)
-        self.location: Final = replace(found, access=target.access)  # one time for both
-        self.began = False
-        """Whether the time of the save has begun with the first look at the base."""
+        self.location: Final = replace(Location.parse(os.fspath(path)), access=target.access)
         self.problem: str = ""
         """Why nothing can be shared with the base; empty if something can."""
         self._may_lack = isinstance(path, OptionalBase)
@@ -189,8 +186,9 @@ class Base:
 
     def _open(self) -> None:
         if not self._opened:
-            self._opened = self.began = True
-            self.location.access.start()
+            self._opened, access = True, self.location.access
+            access.start()
+            access.end = access.until  # the save's, which has begun
             try:
                 self.problem = self._look() or self._read()
             except NotACheckpointError as error:
