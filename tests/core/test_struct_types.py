@@ -10,7 +10,8 @@ import pytest
 SCRIPT = """
 import sys, tempfile, threading
 import numpy as np
-import xckpt, xckpt.storage, xckpt.engine.save
+import xckpt, xckpt.engine.save
+import xckpt.storage.checkpoint, xckpt.storage.read_checkpoint, xckpt.storage.write_checkpoint
 looked = []
 def note(frame, event, argument):
     if event == "call" and frame.f_code.co_name == "get_class_annotations":

@@ -68,6 +68,7 @@ def test_between_classes(case: str, flax: str, base: str) -> None:
     assert len(back) >= len(made)
 
 
+@pytest.mark.thorough
 def test_the_first_names_of_norms() -> None:
     config, state = state_of("bert BertForPreTraining")
     renamed = {

@@ -15,8 +15,8 @@ from tests.models.catalogue import CASES
 from tests.models.conftest import Note
 from tests.support.ranks import Ranks
 
-QUICK = ("gpt2", "llama biased, scanned, pairs")
-THOROUGH = ("llama", "bert BertModel")
+QUICK = ("gpt2",)
+THOROUGH = ("llama", "llama biased, scanned, pairs", "bert BertModel")
 
 
 def _marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
