@@ -10,13 +10,13 @@ import pytest
 
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results, run_ranks
+from tests.support.altered_parcels import altered_parcels
 from tests.support.counted_bucket import CountedBucket
 from tests.support.servers import bucket
 from tests.support.sharded_arrays import holds, wish
 from xckpt.storage.chunks.chunk import Chunk, ChunkSource
-from xckpt.storage.host import far as far_module
 
-__all__ = ["bucket"]
+__all__ = ["altered_parcels", "bucket"]
 
 WHOLE = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
 RANKS = 16
@@ -114,19 +114,8 @@ def test_what_the_default_is(path: str, read: list[int]) -> None:
     assert sum(read) == 2 * WHOLE.nbytes
 
 
-def test_what_a_host_sends_is_verified_by_the_taker(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send = far_module.FarRanks.send
-
-    def altered(far: Any, rank: int, parcel: Any) -> None:
-        chunk, memory, sent = parcel
-        wrong = memory.copy()
-        wrong[-1] ^= 1
-        send(far, rank, (chunk, wrong, sent))
-
-    monkeypatch.setattr(far_module.FarRanks, "send", altered)
-
+@pytest.mark.usefixtures("altered_parcels")
+def test_what_a_host_sends_is_verified_by_the_taker(path: str) -> None:
     def load(group: ThreadGroup) -> Any:
         return xckpt.load(path, group=group, options=options(group, "job"))
 

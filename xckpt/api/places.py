@@ -128,14 +128,14 @@ def copy(
     from xckpt.storage.location import Location
 
     options = checked_options(options, LoadOptions, "copy")
-    taken = Location.parse(source, options)
-    places = taken, replace(Location.parse(target), access=taken.access)  # one time for both
-    if places[0] == places[1]:
-        raise ValueError(f"source and target of a copy are one place: {places[0]}")
-    taken.access.start()
+    origin = Location.parse(source, options)
+    place = replace(Location.parse(target), access=origin.access)  # one time for both
+    if origin == place:
+        raise ValueError(f"source and target of a copy are one place: {origin}")
+    origin.access.start()
     with with_progress(options, "copy", 0, source) as chosen:
-        if has_checkpoint(places[0]) or not _is_foreign(source, taken):
-            copy_checkpoint(*places, chosen, overwrite=overwrite)
+        if has_checkpoint(origin) or not _is_foreign(source, origin):
+            copy_checkpoint(origin, place, chosen, overwrite=overwrite)
         else:
             _copy_foreign(source, target, chosen, overwrite=overwrite)
 

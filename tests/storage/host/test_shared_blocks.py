@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results, run_ranks
+from tests.support.altered_parcels import altered_parcels
 from tests.support.counted_bucket import CountedBucket
 from tests.support.examples import examples
 from tests.support.servers import bucket
-from xckpt.storage.host import far as far_module
 from xckpt.storage.host import shared_blocks
 
-__all__ = ["bucket"]
+__all__ = ["altered_parcels", "bucket"]
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -127,19 +127,8 @@ def test_damage_is_named_on_every_rank(bucket: CountedBucket, a_host: int, cut: 
         assert "w319: [0, 16) x [0, 64)" in str(outcome.error)
 
 
-def test_what_a_host_sends_is_verified_by_the_taker(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send = far_module.FarRanks.send
-
-    def altered(far: Any, rank: int, parcel: Any) -> None:
-        chunk, memory, sent = parcel
-        wrong = memory.copy()
-        wrong[-1] ^= 1
-        send(far, rank, (chunk, wrong, sent))
-
-    monkeypatch.setattr(far_module.FarRanks, "send", altered)
-
+@pytest.mark.usefixtures("altered_parcels")
+def test_what_a_host_sends_is_verified_by_the_taker(path: str) -> None:
     def load(group: ThreadGroup) -> Any:
         return xckpt.load(path, group=group, options=options(group, share_reads="job"))
 
