@@ -102,7 +102,9 @@ def load(
             device too), a jax.Array, a jax.ShapeDtypeStruct, a JAX sharding or PartitionSpec, a
             NumPy array, or any Python value. Only shape, dtype, device and sharding are read. An
             object with a ``state_dict`` is not changed: the loaded state dict comes back in its
-            place, for its ``load_state_dict``. None loads everything in the saved containers, as
+            place, for its ``load_state_dict``. Of tied weights (two tensors of one dict that share
+            their memory, in a module or its state dict) the checkpoint may hold one: one new tensor
+            comes back for both. None loads everything in the saved containers, as
             NumPy arrays or what ``framework`` says; a dict has its keys in the saved order, those
             of empty containers last. A jax.ShapeDtypeStruct without a sharding goes whole to JAX's
             default device, with a warning over 1 GiB in all. A sharding takes the stored shape and

@@ -89,6 +89,10 @@ class Adapter(Generic[Leaf]):
         """The targets of a load, by name; those that are only a sharding get the stored shape."""
         return likes
 
+    def memory_of(self, leaf: Leaf) -> object:
+        """Equal for leaves that are all of the same memory, wherever; None if that is not known."""
+        return None
+
     def copyable(self, leaf: Leaf, name: str) -> Copyable:
         """How to copy a leaf; by default the copy is a `HostSource`, which can stand for any leaf.
 
@@ -134,10 +138,7 @@ class Adapter(Generic[Leaf]):
         _cannot("write", buffer)
 
     def pinned_memory(self, size: int) -> NDArray[np.uint8] | None:
-        """``size`` bytes of host memory that an accelerator can write directly.
-
-        None if this framework has no accelerator here.
-        """
+        """Host memory that this framework's accelerator can write directly; None without one."""
         return None
 
     def open_object(self, node: object, name: str) -> ObjectState | None:

@@ -16,7 +16,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from xckpt.torch.leaf import (
     check_readable,
     check_writable,
     from_numpy,
+    is_strided,
     known_dtype,
     reachable,
     to_numpy,
@@ -43,6 +44,9 @@ from xckpt.torch.leaf import (
 )
 from xckpt.torch.stateful import DictState, keeps_state, open_object
 from xckpt.torch.target import Memory, PlainTarget, TensorTarget
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class _Specialist(Protocol):
@@ -164,6 +168,18 @@ class TorchAdapter(Adapter[torch.Tensor]):
             return PlainTarget(shape, dtype, like, in_place)
         memory = Memory(like, (local.detach(),), (like,))
         return TensorTarget(shape, dtype, Boxes.whole(shape), lambda: memory, in_place=True)
+
+    def memory_of(self, leaf: torch.Tensor) -> object:
+        """The storage of a tensor or DTensor, ``meta`` too, and what it sees of it; or None."""
+        local = getattr(leaf, "_local_tensor", leaf)
+        if type(local) not in PLAIN or not is_strided(local):
+            return None
+        storage, place = local.untyped_storage(), (local.storage_offset(), local.stride())
+        seen = storage._cdata, *place, _shape(local.shape), local.dtype
+        if not hasattr(leaf, "placements"):
+            return seen
+        whole = cast("DTensor", leaf)
+        return whole.device_mesh, whole.placements, _shape(whole.shape), seen
 
     def like(self, stored: TensorStorageMetadata, name: str, place: TargetPlace) -> torch.Tensor:
         """A target for a stored tensor: a tensor, or a DTensor on a mesh (`xckpt.torch.likes`)."""

@@ -105,14 +105,14 @@ def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
 def at_rest(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """As `plain`, but perhaps a parameter or a part of an autograd graph."""
     _check_mode(name)
-    if type(tensor) in PLAIN and _is_strided(tensor):  # as most are
+    if type(tensor) in PLAIN and is_strided(tensor):  # as most are
         return tensor
     if torch.nn.parameter.is_lazy(tensor):
         raise UnsupportedLeafError(
             f"{name}: a lazy parameter has no shape yet; run the module's first forward pass before"
         )
     local = awaited(tensor)
-    for unfit, advice in () if type(local) in PLAIN and _is_strided(local) else _FAULTS:
+    for unfit, advice in () if type(local) in PLAIN and is_strided(local) else _FAULTS:
         if unfit(local):
             raise UnsupportedLeafError(f"{name}: {advice.format(kind=type(local).__name__)}")
     return local
@@ -129,7 +129,7 @@ def _check_mode(name: str) -> None:
     raise UnsupportedLeafError(f"{name}: save and load cannot run inside {where}; {_OUTSIDE}")
 
 
-def _is_strided(tensor: torch.Tensor) -> bool:
+def is_strided(tensor: torch.Tensor) -> bool:
     """Whether strides say where in memory each element is."""
     return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 

@@ -180,7 +180,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self._likes: Mapping[str, object] = {}
         self._wanted: dict[str, WantedLeaf | None] = {}
         """Leaf name -> what is wanted of it; None for a value."""
-        self._untouched: Mapping[str, object] = {}
+        self._untouched, self._tied = dict[str, object](), dict[str, str]()
         self._stored_names: Mapping[str, str] = {}
         """Leaf name -> its name in the checkpoint, where that is another one."""
         self._left: tuple[str, ...] = ()
@@ -213,7 +213,7 @@ class DefaultLoadPlanner(LoadPlanner):
         likes = likes if picks is None else {n: each for n, each in likes.items() if picks(n)}
         about, alone = (self.metadata, flat.containers, self.adapters), self._fills_alone
         found = find_targets(likes, *about, in_place=self._fills, deserialises=makes, ties=alone)
-        self._wanted, self._untouched = found.wanted, found.untouched
+        self._wanted, self._untouched, self._tied = found.wanted, found.untouched, found.tied
 
     def _is_default(self, hook: str) -> bool:
         """Whether a hook is that of `DefaultLoadPlanner`."""
@@ -344,5 +344,6 @@ class DefaultLoadPlanner(LoadPlanner):
             whole = assign(self._state, loaded, self.adapters, keep=self._objects.flat.objects)
             self._objects.hand_over(loaded)
             return whole
+        loaded |= {name: loaded[other] for name, other in self._tied.items()}
         states = self._objects.states(loaded)
         return rebuild(self._state, lambda name, like: loaded[name], self.adapters, finished=states)

@@ -10,8 +10,8 @@
    functions.
 4. A registered class around one leaf called ``value`` (``nnx.Param``) and the leaf itself are one
    (`with_names_of`): a state of NNX and its pure dict load into each other.
-5. In a load in place, a leaf that the checkpoint lacks is filled by the stored one that it is tied
-   to (`xckpt.core.targets.tied`).
+5. A leaf that the checkpoint lacks is filled by the stored one that it is tied to
+   (`xckpt.core.targets.tied`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Targets:
     wanted: dict[str, WantedLeaf | None] = field(default_factory=dict[str, WantedLeaf | None])
     """Leaf name -> what is wanted of it; None for a value."""
     untouched: dict[str, object] = field(default_factory=dict[str, object])
-    """The leaves that are not state, or that others fill."""
+    """The leaves that are not state."""
+    tied: dict[str, str] = field(default_factory=dict[str, str])
+    """Leaf that the checkpoint lacks -> the leaf that fills both."""
 
 
 def find_targets(
@@ -62,7 +64,7 @@ def find_targets(
         adapters: know the frameworks' leaves.
         in_place: whether a leaf of this name is to be filled itself.
         deserialises: whether stored bytes may become objects.
-        ties: whether a leaf's own memory, filled under another name, is enough for it.
+        ties: whether a leaf may be filled by another that it is tied to.
 
     Raises:
         UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
@@ -91,9 +93,10 @@ def find_targets(
         from xckpt.core.targets.tied import filled_by_others  # most loads lack nothing
 
         targets = {name: wanted and wanted.target for name, wanted in found.wanted.items()}
-        for name in filled_by_others(targets, metadata.state_dict_metadata):
+        about = likes, adapters, metadata.state_dict_metadata
+        for name, other in filled_by_others(targets, *about).items():
             del found.wanted[name]
-            found.untouched[name] = likes[name]
+            found.tied[name] = other
     return found
 
 

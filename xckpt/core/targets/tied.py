@@ -1,4 +1,4 @@
-"""Tied weights in a load in place: leaves that are missing, but whose memory another leaf fills.
+"""Tied weights in a load: leaves that are missing, but that another leaf fills.
 
 safetensors' and Hugging Face's files hold a tensor once, under one of its names. A model whose
 weights are tied (``lm_head.weight`` is ``embed_tokens.weight``) has both names for one memory.
@@ -7,14 +7,17 @@ weights are tied (``lm_head.weight`` is ``embed_tokens.weight``) has both names 
    same boxes of the same shape and dtype, at the same addresses.
 2. Leaves of one dict, such as a module's state dict, are tied on purpose: the one that is there
    fills both, and the load is whole (`filled_by_others`).
-3. Others, such as an average that was not copied from the weights, stay missing; the error says
-   what they share memory with.
+3. Others, such as an average that was not copied from the weights, stay missing; the error of a
+   load in place says what they share memory with.
+4. A load that makes new leaves makes one for both. The adapter says which likes share memory
+   (`Adapter.memory_of`). There, one object under two names is not tied: it may be a mere pattern.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import TargetLeaf
 
 
@@ -36,29 +39,55 @@ def ties(targets: Mapping[str, TargetLeaf | None], stored: Collection[str]) -> d
         >>> ties(targets, {"a/w"})
         {'a/tied': 'a/w', 'b/w': 'a/w'}
     """
-    missing = [name for name in targets if name not in stored]
-    wanted = {place for name in missing if (place := _memory(targets[name]))}
+    return _ties({name: _memory(target) for name, target in targets.items()}, stored)
+
+
+def _ties(memory: Mapping[str, object], stored: Collection[str]) -> dict[str, str]:
+    missing = [name for name in memory if name not in stored]
+    wanted = {place for name in missing if (place := memory[name])}
     if not wanted:
         return {}
     fills: dict[object, str] = {}
-    for name, target in targets.items():
-        if name in stored and (place := _memory(target)) in wanted:
+    for name, place in memory.items():
+        if name in stored and place in wanted:
             fills.setdefault(place, name)
             fills.setdefault((place, _dict_of(name)), name)
     found: dict[str, str] = {}
     for name in missing:
-        place = _memory(targets[name])
+        place = memory[name]
         if other := fills.get((place, _dict_of(name))) or fills.get(place):
             found[name] = other
     return found
 
 
 def filled_by_others(
-    targets: Mapping[str, TargetLeaf | None], stored: Collection[str]
-) -> list[str]:
-    """The missing leaves that a stored leaf of the same dict fills."""
-    tied = ties(targets, stored)
-    return [name for name, other in tied.items() if _dict_of(name) == _dict_of(other)]
+    targets: Mapping[str, TargetLeaf | None],
+    likes: Mapping[str, object],
+    adapters: Adapters,
+    stored: Collection[str],
+) -> dict[str, str]:
+    """Name of a missing leaf -> that of a stored leaf of the same dict that fills both.
+
+    Args:
+        targets: leaf name -> target; None for a Python value.
+        likes: leaf name -> what it is to be like.
+        adapters: know the memory of likes that are not filled themselves.
+        stored: names of the checkpoint's leaves.
+    """
+    memory: dict[str, object] = {}
+    new: set[str] = set()
+    for name, target in targets.items():
+        memory[name] = _memory(target)
+        if target is None or memory[name] is not None:
+            continue
+        if adapter := adapters.owner(likes[name]):
+            memory[name] = adapter.memory_of(likes[name])
+            new.add(name)
+    return {
+        name: other
+        for name, other in _ties(memory, stored).items()
+        if _dict_of(name) == _dict_of(other) and not (name in new and likes[name] is likes[other])
+    }
 
 
 def _memory(target: TargetLeaf | None) -> object:
