@@ -101,6 +101,24 @@ def test_a_frozen_model_is_written_once(together: bool, tmp_path: Path) -> None:
         assert xckpt.load(place)["adapter"][0] == int(place.parent.name)
 
 
+def test_a_frozen_model_is_written_once_by_a_checkpointable_that_is_kept(tmp_path: Path) -> None:
+    frozen = jnp.ones((1024, 1024))
+    for first in (0, 2):  # the second one resumes
+        kept = XckptCheckpointable({"frozen": frozen, "adapter": jnp.zeros(8)})
+        with manager(tmp_path / "run", True, 4) as checkpoints:
+            if first:
+                checkpoints.load_checkpointables(1, {"state": kept})
+                assert kept.tree["adapter"][0] == 1
+            for step in (first, first + 1):
+                kept.tree = {"frozen": frozen, "adapter": jnp.full(8, float(step))}
+                checkpoints.save_checkpointables_async(step, {"state": kept}).result()
+    for step in range(4):
+        place = tmp_path / "run" / str(step) / "state"
+        assert own_bytes(place) < 10_000
+        assert xckpt.open(place).verify() == []
+        assert xckpt.load(place)["adapter"][0] == step
+
+
 @pytest.mark.parametrize("v1", [False, True], ids=["v0", "v1"])
 def test_a_resumed_run_is_the_uninterrupted_one(v1: bool, tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole", STEPS, v1)

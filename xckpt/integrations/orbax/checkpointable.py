@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from xckpt.api.load import load
+from xckpt.integrations.bases import bases_of
 from xckpt.integrations.orbax.held import Folder, elsewhere, held
 from xckpt.options import LoadOptions, SaveOptions
 
@@ -18,6 +19,9 @@ class XckptCheckpointable:
 
     ``save_checkpointables({"state": XckptCheckpointable(state)})`` saves it, and
     ``load_checkpointables({"state": XckptCheckpointable(like)})["state"].tree`` is what was loaded.
+
+    An object that is kept for an item, and gets each step's state as its `tree`, shares what did
+    not change with what it saved or loaded last. One that is made for a step writes everything.
 
     Args:
         tree: a state, as for `xckpt.save`; or targets, as for `xckpt.load`, None for NumPy arrays.
@@ -37,7 +41,7 @@ class XckptCheckpointable:
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Copy what may change; the returned coroutine waits for the folder and saves."""
-        write = held(self.tree, self._options)
+        write = held(self.tree, self._options, bases_of(self))
 
         async def finish() -> None:
             await asyncio.to_thread(write, await directory.await_creation())
@@ -50,5 +54,6 @@ class XckptCheckpointable:
 
         def read(folder: Folder) -> None:
             self.tree = load(folder, self.tree, group=group, options=self._load_options)
+            bases_of(self).restored(folder)
 
         return asyncio.to_thread(read, directory)
