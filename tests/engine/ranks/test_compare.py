@@ -56,14 +56,19 @@ def test_every_leaf_that_differs_is_a_problem(tmp_path: Path) -> None:
     assert results(2, run) == [[("a", "replica"), ("b/0", "replica")]] * 2
 
 
-def test_large_leaves_are_compared_when_asked(tmp_path: Path) -> None:
-    def state(rank: int) -> Any:
-        return {"w": np.full((1 << 18) + 1, rank, np.float32)}
+def test_of_large_leaves_the_middle_is_compared_and_all_when_asked(tmp_path: Path) -> None:
+    def state(rank: int, at: slice | int) -> Any:
+        whole = np.zeros((1 << 18) + 1, np.float32)
+        whole[at] = rank
+        return {"w": whole}
 
-    results(2, lambda group: xckpt.save(tmp_path / "b", state(group.rank), group=group))
+    # As the moments of two pipeline stages, whose optimizers number their parameters from 0.
+    text = refused(tmp_path, lambda rank: state(rank, slice(None)), 2)
+    assert "w: [130560, 131584) differs between rank 0 and rank 1" in text
+    results(2, lambda group: xckpt.save(tmp_path / "b", state(group.rank, 5), group=group))
     options = xckpt.SaveOptions(compare_replicas=True)
     for outcome in run_ranks(
-        2, lambda g: xckpt.save(tmp_path / "c", state(g.rank), group=g, options=options)
+        2, lambda g: xckpt.save(tmp_path / "c", state(g.rank, 5), group=g, options=options)
     ):
         assert isinstance(outcome.error, xckpt.PlanError)
 
@@ -105,19 +110,21 @@ def test_equal_replicas_and_shards_pass(tmp_path: Path) -> None:
     results(2, lambda g: xckpt.save(tmp_path / "a", state(g.rank), group=g, options=options))
 
 
-def test_tensors_above_the_limit_in_all_are_not_looked_at(tmp_path: Path) -> None:
-    """32 MiB in all, the smallest first: of what is above, one rank's is kept, as is documented."""
+def test_of_tensors_above_the_limit_in_all_the_middle_is_compared(tmp_path: Path) -> None:
+    """32 MiB in all, the smallest first; of what is above, all but the middle is not looked at."""
 
-    def state(rank: int, differs: str) -> Any:
+    def state(rank: int, differs: str, at: int = 0) -> Any:
         large = {f"a{n}": np.zeros(1 << 20, np.uint8) for n in range(32)}
         whole = {**large, "small": np.zeros(1 << 10, np.uint8)}
-        whole[differs] = whole[differs] + np.uint8(rank)
+        whole[differs][at] = rank
         return whole
 
     text = refused(tmp_path, lambda rank: state(rank, "small"), 2)
     assert "small: differs between rank 0 and rank 1" in text
     text = refused(tmp_path, lambda rank: state(rank, "a30"), 2)
     assert "a30: differs" in text
+    text = refused(tmp_path, lambda rank: state(rank, "a9", 1 << 19), 2)
+    assert "a9: [523776, 524800) differs between rank 0 and rank 1" in text
     results(2, lambda g: xckpt.save(tmp_path / "a", state(g.rank, "a9"), group=g))
     options = xckpt.SaveOptions(compare_replicas=True)
     for outcome in run_ranks(

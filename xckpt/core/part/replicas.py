@@ -1,9 +1,11 @@
-"""Replicas that are small enough to compare between ranks.
+"""Replicas that are compared between ranks: small ones whole, samples of the others.
 
 A plain tensor or a Python value that several ranks save under one name is a replica: one rank's is
 stored. If it differs by rank, the others' would be lost. So small ones are compared, the smallest
 first, but for those that are `PerRank`, and those whose data cost a transfer that must be
-announced. What is above the limits is not looked at, and any one rank's is kept.
+announced. Of a tensor above the limits a sample from its middle is compared. That tells other
+tensors by their contents, as those of pipeline stages that have one name; of tensors that differ
+elsewhere alone any one rank's is kept.
 
 ``SaveOptions(compare_replicas=True)`` has all compared, also each box of a sharded tensor that
 several ranks hold: as under HSDP, or where each of several meshes has the whole tensor.
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from math import prod
 from operator import itemgetter
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +36,22 @@ class _Digested(Protocol):
     def kind(self) -> str: ...
 
 
+class _Sliced(Protocol):
+    """Elements of any framework, of which a part is taken as of a NumPy array."""
+
+    def __getitem__(self, part: tuple[slice, ...], /) -> object: ...
+
+
 Value = TypeVar("Value", bound=_Digested)
 
 MOST_LEAF_BYTES: Final = 1 << 20
 """Largest leaf that is compared."""
 MOST_BYTES: Final = 32 << 20
 """Most bytes of all leaves that are compared: it takes some milliseconds."""
+SAMPLE: Final = 1 << 10
+"""Elements of each other tensor that are compared."""
+MOST_SAMPLES: Final = 1 << 13
+"""Tensors that samples are taken of, the largest."""
 
 
 def small_replicas(
@@ -48,27 +60,46 @@ def small_replicas(
     encode: Callable[[Value, str], bytes],
     containers: Mapping[str, str],
 ) -> Iterator[tuple[str, str, object]]:
-    """Name, type and data of each leaf that is whole on this rank, small, and not `PerRank`.
+    """Name, type and data of each leaf that is whole on this rank and not `PerRank`.
 
-    The data are the framework's tensor; of a value the bytes that stand for it, from ``encode``,
-    which takes the leaf's name too.
+    The data are the framework's tensor, or a sample of one that is not small; of a value the bytes
+    that stand for it, from ``encode``, which takes the leaf's name too.
     """
     yield from _values(values, encode, containers)
     own = _own(containers)
-    small: list[tuple[int, str, SourceLeaf]] = []
+    whole: list[tuple[int, str, SourceLeaf]] = []
     for name, leaf in leaves.items():
         if leaf.sharded or not leaf.dtype or len(leaf.boxes) != 1 or hasattr(leaf, "expect"):
             continue
-        size = prod(leaf.shape) * item_size(leaf.dtype)
-        if size <= MOST_LEAF_BYTES and not (own and name.startswith(own)):
-            small.append((size, name, leaf))
-    left = MOST_BYTES
+        if not (own and name.startswith(own)):
+            size = prod(leaf.shape) * item_size(leaf.dtype)
+            whole.append((min(size, MOST_BYTES + 1), name, leaf))
     # The state of a generator or a position, which are small, is what differs by mistake.
-    for size, name, leaf in sorted(small, key=itemgetter(0, 1)):
-        left -= size
-        if left < 0:
-            return
+    whole.sort(key=itemgetter(0, 1))
+    sizes = np.fromiter((size for size, _, _ in whole), np.int64, len(whole))
+    few = int(np.count_nonzero((sizes <= MOST_LEAF_BYTES) & (sizes.cumsum() <= MOST_BYTES)))
+    for _, name, leaf in whole[:few]:
         yield name, _kind(leaf, leaf.boxes[0]), leaf.data(0)
+    for _, name, leaf in whole[few:][-MOST_SAMPLES:]:
+        sample, data = middle(leaf.shape, SAMPLE), cast(_Sliced, leaf.data(0))
+        yield name, _kind(leaf, sample), data[sample.slices()]
+
+
+def middle(shape: Sequence[int], most: int) -> Box:
+    """A box of up to ``most`` elements around the middle of a shape that has elements.
+
+    It spans as many of the last dimensions as it can.
+
+    Example:
+        >>> print(middle((9, 1000, 10), 300))
+        [4, 5) x [485, 515) x [0, 10)
+    """
+    sizes: list[int] = []
+    for size in reversed(shape):
+        sizes.insert(0, min(size, most))
+        most = max(most // sizes[0], 1)
+    offsets = [(size - part) // 2 for size, part in zip(shape, sizes, strict=True)]
+    return Box(tuple(offsets), tuple(sizes))
 
 
 def all_replicas(
