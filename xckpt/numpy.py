@@ -1,7 +1,7 @@
 """NumPy's adapter: the reference, and the smallest possible adapter.
 
 A NumPy array is one shard, the whole, that every process holds. NumPy scalars (``np.float32(1)``)
-are 0-d arrays.
+are stored as 0-d arrays; where the target is a scalar, a scalar comes back.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _MAKING = threading.RLock()
 in between and load as well."""
 
 
+Leaf = NDArray[np.generic] | np.generic
+
+
 class ArrayTarget(msgspec.Struct, eq=False, gc=False):
     """A NumPy array to be loaded: new memory, or the caller's own."""
 
@@ -38,6 +41,8 @@ class ArrayTarget(msgspec.Struct, eq=False, gc=False):
     array: NDArray[np.generic] | None = None
     annotation: str = ""
     in_place: bool = False
+    is_scalar: bool = False
+    """Whether the result is a scalar of NumPy, not an array."""
 
     @property
     def boxes(self) -> Boxes:
@@ -63,12 +68,10 @@ class ArrayTarget(msgspec.Struct, eq=False, gc=False):
     def commit(self, index: int) -> None:
         """Nothing to publish: the buffer is the array."""
 
-    def result(self) -> NDArray[np.generic]:
-        """The filled array."""
-        return self.buffer(0)
-
-
-Leaf = NDArray[np.generic] | np.generic
+    def result(self) -> Leaf:
+        """The filled array, or its only element."""
+        array = self.buffer(0)
+        return array[()] if self.is_scalar else array
 
 
 class NumpyAdapter(Adapter[Leaf]):
@@ -107,18 +110,21 @@ class NumpyAdapter(Adapter[Leaf]):
     def target_for(self, like: Leaf, name: str, *, in_place: bool) -> ArrayTarget:
         """New memory of the array's shape and dtype, or the array itself.
 
+        A scalar cannot change: in place too, a new one is made, as for a Python number.
+
         Raises:
             UnsupportedLeafError: its dtype is not one of the format's, or it is to be filled in
-                place but cannot be written (a NumPy scalar, a read-only array), or several of its
-                elements share memory.
+                place but cannot be written (a read-only array), or several of its elements share
+                memory.
         """
         dtype = _format_dtype(like, name)
-        if not in_place:
-            return ArrayTarget(like.shape, dtype, like.dtype)
-        if not isinstance(like, np.ndarray) or not like.flags.writeable:
+        is_scalar = not isinstance(like, np.ndarray)
+        if is_scalar or not in_place:
+            return ArrayTarget(like.shape, dtype, like.dtype, is_scalar=is_scalar)
+        if not like.flags.writeable:
             raise UnsupportedLeafError(
-                f"{name}: {named(type(like).__name__)} cannot be filled in place: give load_into a "
-                f"writable array, or use load, which returns a new one"
+                f"{name}: {named(type(like).__name__)} that cannot be written cannot be filled in "
+                f"place: give load_into a writable array, or use load, which returns a new one"
             )
         if not is_one_to_one(like.shape, like.strides, like.itemsize):
             raise UnsupportedLeafError(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -43,7 +44,6 @@ def strange_arrays() -> Iterator[tuple[str, NDArray[np.generic]]]:
     frozen = base.copy()
     frozen.flags.writeable = False
     yield "read-only", frozen
-    yield "scalar type", np.float32(3)  # type: ignore[misc]
     yield "odd bools", np.arange(9, dtype=np.uint8).view(np.bool_)
 
 
@@ -88,6 +88,28 @@ def test_however_a_target_lies_in_memory(name: str, array, chunk_bytes: int) -> 
     np.testing.assert_array_equal(target, values)
     if name not in ("odd bools",):
         np.testing.assert_array_equal(np.asarray(base), untouched)
+
+
+SCALARS = [np.float64(0.1), np.float32(3), np.bool_(True), np.int8(-3), np.complex64(1j)]
+
+
+@pytest.mark.parametrize(
+    "scalar", [*SCALARS, ml_dtypes.bfloat16(1.5)], ids=lambda scalar: str(scalar.dtype)
+)
+def test_a_scalar_comes_back_as_one(tmp_path: Path, scalar: Any) -> None:
+    """As the best loss of a run is one, or a learning rate that NumPy has computed."""
+    state = {"best": scalar, "pair": (scalar, [scalar])}
+    xckpt.save(tmp_path / "ckpt", state)
+    zero = type(scalar)(0)
+    like = {"best": zero, "pair": (zero, [zero])}
+    loaded = xckpt.load(tmp_path / "ckpt", like)
+    xckpt.load_into(tmp_path / "ckpt", like)
+    for found in (loaded, like):
+        assert found == state
+        assert {type(each) for each in (found["best"], found["pair"][0], found["pair"][1][0])} == {
+            type(scalar)
+        }
+    assert isinstance(xckpt.load(tmp_path / "ckpt")["best"], np.ndarray)
 
 
 def test_a_memory_mapped_file_is_saved_and_filled(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def load_into(
             every rank raises one.
         UnsupportedLeafError: a leaf cannot be filled in place; or leaves share memory (tied
             weights, overlapping views) for which the checkpoint holds different elements. Nothing
-            was written then. Or Python values were loaded into a root that is a tuple.
+            was written then. Or the root is a value, or a tuple with values in it.
         TypeError: ``state`` is None.
 
     Example:

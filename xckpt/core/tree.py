@@ -22,10 +22,9 @@ state (`xckpt.core.plan.stateful`).
 
 from __future__ import annotations
 
-import copy
 import keyword
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
@@ -265,8 +264,8 @@ def rebuild(
 ) -> object:
     """A copy of a tree with each leaf replaced by ``replace(name, leaf)``.
 
-    A dict of another class is copied as `copy.copy` does it, so that it stays of its class. An
-    object that keeps its own state is replaced by that state, rebuilt.
+    A dict or list of another class is copied as `copy.copy` does it, so that it stays of its class.
+    An object that keeps its own state is replaced by that state, rebuilt.
 
     Args:
         tree: what to copy.
@@ -310,25 +309,15 @@ class _Rebuilding:
         values = [
             self.visit(child, above + component(key), inside=inside) for key, child in entries
         ]
-        if kind == "dict":
-            keys = [key for key, _ in entries]
-            return _dict_like(node, dict(zip(keys, values, strict=True)))
-        if kind == "list":
+        if type(node) is list:
             return values
-        if isinstance(node, tuple):
-            return getattr(type(node), "_make", tuple)(values)
+        if isinstance(node, list | tuple) or kind == "dict":
+            from xckpt.core.targets.other_children import other_children  # loads alone need it
+
+            keys = [key for key, _ in entries]
+            return other_children(node, dict(zip(keys, values, strict=True)))
         new = self.adapters.rebuild(node, values)
         if new is None:
             what = f"{name or 'the root'}: {named(type(node).__name__)}"
             raise UnsupportedLeafError(f"{what} cannot be built with new leaves")
         return new
-
-
-def _dict_like(node: object, children: dict[str | int, object]) -> object:
-    """A mapping of the node's class, attributes included, with the same keys and other values."""
-    if type(node) is dict or not isinstance(node, MutableMapping):
-        return children
-    new = copy.copy(node)
-    for key, child in children.items():
-        new[key] = child
-    return new

@@ -110,3 +110,18 @@ def test_none_and_a_container_without_leaves_are_one() -> None:
     for saved, like in [((), None), (None, ()), ({}, None)]:
         path = save({"w": np.ones(2), "opt": saved})
         assert xckpt.load(path, {"w": np.zeros(2), "opt": like})["opt"] == like
+
+
+def test_a_value_in_a_tuple_at_the_root_is_refused_before_anything_is_filled() -> None:
+    """The caller would keep the old tuple, and so the old value."""
+    path = save((np.ones(2), 5, ({"n": 1}, np.float32(2))))
+    w = np.zeros(2)
+    with pytest.raises(UnsupportedLeafError, match="in a tuple at the root") as caught:
+        xckpt.load_into(path, (w, 0, ({"n": 0}, np.float32(0))))
+    assert [problem.leaf for problem in caught.value.problems] == ["1", "2/1"]
+    assert w.tolist() == [0, 0]
+
+    state = (w, [0], ({"n": 0}, [np.float32(0)]))
+    xckpt.save(path, (np.ones(2), [5], ({"n": 1}, [np.float32(2)])), overwrite=True)
+    xckpt.load_into(path, state)
+    assert w.tolist() == [1, 1] and state[1:] == ([5], ({"n": 1}, [2]))

@@ -79,8 +79,9 @@ def _changed(
             node[key] = new  # type: ignore[index]  # a list's keys are ints
         return node
     if isinstance(node, tuple):
-        values = [changed.get(key, child) for key, child in children]
-        return getattr(type(node), "_make", tuple)(values)
+        from xckpt.core.targets.other_children import tuple_like  # few trees have such tuples
+
+        return tuple_like(node, [changed.get(key, child) for key, child in children])
     if isinstance(node, PerRank):
         return PerRank(*changed.values())
     raise UnsupportedLeafError(

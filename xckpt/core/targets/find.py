@@ -16,8 +16,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
@@ -30,6 +32,8 @@ from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
 
 _VALUE = "/value"
+_FIXED = ("tuple", "namedtuple:")
+"""Kinds of containers that a load in place replaces in those around them."""
 Stored = TensorStorageMetadata | BytesStorageMetadata | None
 
 
@@ -87,6 +91,7 @@ def find_targets(
                 found.wanted[name] = wanted
         except UnsupportedLeafError as error:
             problems.append(Problem.about(name, str(error)))
+    problems += _not_replaced(found.wanted, likes, containers, metadata, in_place)
     if problems:
         raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
     if ties and not found.wanted.keys() <= metadata.state_dict_metadata.keys():
@@ -98,6 +103,27 @@ def find_targets(
             del found.wanted[name]
             found.tied[name] = other
     return found
+
+
+def _not_replaced(
+    wanted: Mapping[str, WantedLeaf | None],
+    likes: Mapping[str, object],
+    containers: Mapping[str, str],
+    metadata: Metadata,
+    in_place: Callable[[str], bool],
+) -> Iterator[Problem]:
+    """What a load in place cannot give its caller: values that lie in nothing but tuples."""
+    for name in wanted if containers.get("", "").startswith(_FIXED) else ():
+        around = name.rpartition("/")[0]
+        while around and containers.get(around, "").startswith(_FIXED):
+            around = around.rpartition("/")[0]
+        is_value = value_kind(likes[name]) is not None or isinstance(likes[name], np.generic)
+        if not around and is_value and name in metadata.state_dict_metadata and in_place(name):
+            text = (
+                "a value in a tuple at the root cannot be changed in place: put it into a dict or "
+                "a list, or use xckpt.load, which returns a new one"
+            )
+            yield Problem(name, kind="type", text=text)
 
 
 def _want(
