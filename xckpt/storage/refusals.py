@@ -51,6 +51,10 @@ _BY_SYSTEM: Final = re.compile(
 """A local file's path and what the system said. TensorStore ends the path of a folder that it makes
 by a NUL in the path of the file."""
 
+NO_SUCH_ANSWER: Final = (
+    "this is no answer of such a storage: check what is in between, a proxy that asks to sign in "
+    "perhaps, and AWS_ENDPOINT_URL (for gs://, TENSORSTORE_GCS_HTTP_URL)"
+)
 _DENIED: Final = r"PERMISSION_DENIED|code='403'"
 _UNKNOWN_REQUEST: Final = r"NotImplemented|UNIMPLEMENTED|code='501'"
 _ANYWHERE: Final = (
@@ -105,9 +109,10 @@ _IN_BUCKETS: Final = (
         "roles/storage.objectUser)",
     ),
     (
-        r"etag not found|Malformed (?:List|StorageGeneration)|[Ff]ailed to parse|Error parsing",
-        "this is no answer of such a storage: check what is in between, a proxy that asks to sign "
-        "in perhaps, and AWS_ENDPOINT_URL (for gs://, TENSORSTORE_GCS_HTTP_URL)",
+        r"etag not found|Malformed (?:List|StorageGeneration)|[Ff]ailed to parse|Error parsing"
+        r"|Content-Range header|not satisfied by response|content unencoding|Weird server reply"
+        r"|Expected object",
+        NO_SUCH_ANSWER,
     ),
     (
         r"connect|resolve|CURL|UNAVAILABLE|DEADLINE_EXCEEDED",

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 import xckpt
-from tests.support.faulty_bucket import Answer, Faults, FaultyBucket, never
+from tests.support.faulty_bucket import Answer, Fault, Faults, FaultyBucket, Request, never
+from tests.support.gcs_server import PAGE
 from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
 from xckpt.policies import EverySteps
+from xckpt.storage.buckets.listing import listed
+from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
@@ -59,3 +62,66 @@ def test_refused_credentials_make_no_run_look_empty(server: FaultyBucket, call: 
     server.fault = never
     assert [each.number for each in run_at(root).steps()] == [1]
     assert xckpt.gc(root, older_than=0) == []
+
+
+class Pages:
+    """Answers the pages of all listings, by their number among them."""
+
+    def __init__(self, answer: Answer, refused: Callable[[int], bool]) -> None:
+        self._answer, self._refused = answer, refused
+        self.count = 0
+
+    def __call__(self, request: Request) -> Fault:
+        if not request.listing:
+            return None
+        self.count += 1
+        return self._answer if self._refused(self.count) else None
+
+
+@pytest.mark.parametrize(
+    "status", [401, *(pytest.param(each, marks=pytest.mark.thorough) for each in (400, 403))]
+)
+@pytest.mark.parametrize("page", [1, 2, 3])
+def test_a_page_that_is_refused_hides_no_step(
+    faulty_gcs: FaultyBucket, status: int, page: int
+) -> None:
+    """Where the credentials expire between two pages, the newest steps were gone, and no error."""
+    faulty_gcs.fault = never
+    root = f"{faulty_gcs.url}/pages-{status}-{page}"
+    state = {f"w{number}": np.arange(3.0) for number in range(PAGE)}
+    with run_at(root) as run:
+        run.save(1, state)
+        run.save(2, state)
+    faulty_gcs.fault = Pages(Answer(status, "authError"), lambda number: number == page)
+    assert [each.number for each in run_at(root).steps()] == [1, 2]
+    faulty_gcs.fault = Pages(Answer(status, "authError"), lambda number: number >= page)
+    if page > 1:  # of all listings, and nothing else, is not seen
+        with pytest.raises(xckpt.StorageError, match=f"{root}: the bucket does not list"):
+            run_at(root).latest()
+
+
+def test_keys_that_are_deleted_while_they_are_listed(faulty_gcs: FaultyBucket) -> None:
+    """Others are listed, once."""
+    faulty_gcs.fault = never
+    where = Location.parse(f"{faulty_gcs.url}/shrinking")
+    store = open_store(where)
+    keys = [f"{number:03}" for number in range(2 * PAGE + 5)]
+    for key in keys:
+        store.write(key, b"x").result()
+    left = len(keys)
+
+    def delete(request: Request) -> Fault:
+        nonlocal left
+        if request.listing and left > PAGE:
+            left -= 1
+            there = faulty_gcs.fault
+            faulty_gcs.fault = never
+            store.write(keys[left], None).result()
+            faulty_gcs.fault = there
+        return None
+
+    faulty_gcs.fault = delete
+    found = listed(store, where)
+    faulty_gcs.fault = never
+    assert sorted(set(found)) == sorted(found)
+    assert {key.encode() for key in keys[:left]} <= set(found)

@@ -32,6 +32,7 @@ from xckpt.core.manifest.stored_arrays import StoredArrays
 from xckpt.core.problem import Problem
 from xckpt.errors import RESTORE, CorruptCheckpointError, LeafTooLargeError, XckptError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
+from xckpt.storage.buckets.odd_answers import is_odd
 from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_problem, most_bytes
 from xckpt.storage.chunks.plain_files import (
@@ -176,10 +177,11 @@ class ChunkSource:
 
     def translated(self, chunk: Chunk, error: OSError | ValueError | RuntimeError) -> XckptError:
         """What a failure of TensorStore says about a chunk."""
-        reason = _damage(error)
-        if reason:
+        if isinstance(error, XckptError):
+            return error
+        if not is_odd(str(error)) and (reason := _damage(error)):
             return self.damage(chunk, reason)
-        return error if isinstance(error, XckptError) else refusal(self._place(chunk), error)
+        return refusal(self._place(chunk), error)
 
     def is_plain_file(self, chunk: Chunk) -> bool:
         """Whether a local file holds a chunk's elements as they are, one behind another."""
