@@ -16,6 +16,7 @@ from tests.support.servers import environment, faulty_s3, s3
 from tests.support.time_limit import ALLOWANCE
 from xckpt.convert import convert
 from xckpt.storage import ZarrStorageWriter
+from xckpt.storage.budget import CLEANUP_SECONDS
 
 __all__ = ["environment", "faulty_s3", "s3"]
 
@@ -80,6 +81,20 @@ def test_no_call_takes_longer(
     with pytest.raises(xckpt.StorageError, match="within the 1 s that the call may take"):
         call(bucket, tmp_path)
     assert time.monotonic() - began < TIMES["timeout"] + GRACE
+
+
+def test_a_conversion_that_writes_has_no_time_of_its_own(faulty_s3: FaultyBucket):
+    """It had the whole time once more as soon as the place to write to was staged."""
+    bucket = f"{faulty_s3.url}/late"
+    faulty_s3.fault = never
+    xckpt.save(f"{bucket}/old", STATE)
+    faulty_s3.fault = Slower(0.2, 8)
+    began = time.monotonic()
+    with pytest.raises(xckpt.StorageError, match="within the 1 s that the call may take"):
+        convert(f"{bucket}/old", f"{bucket}/new", options=xckpt.SaveOptions(**TIMES))
+    taken = time.monotonic() - began
+    faulty_s3.fault = never
+    assert taken < TIMES["timeout"] + CLEANUP_SECONDS + GRACE
 
 
 def test_a_writer_that_saves_twice_has_time_for_each(faulty_s3: FaultyBucket):

@@ -125,8 +125,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         Raises:
             CheckpointExistsError, StorageError: the path is taken, or the storage refused.
         """
-        self.target.access.start()
-        self.target.access.end = math.inf  # a later save has a time of its own
+        self.target.access.start()  # where a base has limited it, a later save has its own again
+        self.target.access.end = math.inf if self._base else self.target.access.end
         self._staging = staging or begin(
             self.target, overwrite=self.overwrite, planned=planned, shares=self._base is not None
         )
