@@ -251,6 +251,16 @@ class ObjectState(Protocol):
         """
         ...
 
+    @property
+    def replaces(self) -> bool:
+        """Whether `load` takes new tensors in place of the object's, which are then not filled."""
+        ...
+
+    @property
+    def opaque(self) -> Collection[str | int]:
+        """Keys of `tree` under which the object takes whatever it gave once, of any form."""
+        ...
+
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A target for a stored tensor that `tree` has no place for.
 

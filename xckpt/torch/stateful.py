@@ -8,7 +8,9 @@
    their parameter are loaded as that parameter is: on its device, with its mesh and placements. One
    that torch's optimizers make in that shape (`AS_PARAMETER`) has to have it. Any other tensor that
    the object has no place for is loaded whole, on the CPU.
-5. An optimizer that was saved before its first step has an empty ``state``. Loaded, it empties that
+5. The extra state of a module (``get_extra_state``) is loaded as it was saved, whatever the module
+   gives now. Tensors of a learning rate scheduler are replaced by new ones, as torch does it.
+6. An optimizer that was saved before its first step has an empty ``state``. Loaded, it empties that
    of an optimizer that has stepped, as torch's own ``load_state_dict`` does.
 """
 
@@ -44,6 +46,10 @@ AS_PARAMETER: Final = frozenset(
 """Of the states of `torch.optim`'s optimizers those that have the shape of their parameter."""
 
 
+EXTRA_STATE: Final = "_extra_state"
+"""Under which name torch's modules keep what their ``get_extra_state`` gives."""
+
+
 class _Stateful(Protocol):
     def state_dict(self) -> Mapping[str | int, object]: ...
     def load_state_dict(self, state_dict: Mapping[str | int, object], /) -> object: ...
@@ -61,12 +67,26 @@ class DictState:
         """The states of an optimizer's parameters."""
         return ("state",) if isinstance(self.owner, torch.optim.Optimizer) else ()
 
+    @property
+    def replaces(self) -> bool:
+        """Whether this is a scheduler, which may keep one tensor of a rate under two names."""
+        return isinstance(self.owner, torch.optim.lr_scheduler.LRScheduler)
+
+    @property
+    def opaque(self) -> Collection[str | int]:
+        """What ``get_extra_state`` gave: its size may depend on what a module has seen."""
+        if not isinstance(self.owner, torch.nn.Module):
+            return ()
+        return [key for key in self.tree if str(key).rpartition(".")[2] == EXTRA_STATE]
+
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A target like the parameter of an optimizer's tensor; without one, a whole on the CPU."""
         wanted = torch_dtype(dtype)
         if wanted is None:
             return weightless(shape, dtype)
-        parameter = self._parameter(keys)
+        parameter, given = self._parameter(keys), self.tree.get(keys[0])
+        if isinstance(self.owner, torch.nn.Module) and isinstance(given, torch.Tensor):
+            return torch.empty((), dtype=wanted, device=given.device).expand(shape)
         fixed = type(self.owner).__module__.startswith("torch.optim.") and keys[-1] in AS_PARAMETER
         if parameter is None or (tuple(parameter.shape) != shape and not fixed):
             return torch.empty(shape, dtype=wanted, device="meta")

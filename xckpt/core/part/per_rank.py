@@ -34,6 +34,8 @@ class AllRanks:
 
     tree: Mapping[str | int, object] = MappingProxyType({})
     clears: Collection[str] = ()
+    replaces: bool = False
+    opaque: Collection[str | int] = ()
 
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A NumPy array of its own for each tensor."""

@@ -8,11 +8,14 @@ shorter. So the checkpoint decides wherever the object has nothing to load into:
    checkpoint has anything there.
 2. At such a place the leaves and containers are the checkpoint's. The object gives a target for
    each tensor there (`ObjectState.like`); it is always a new one.
-3. An empty dict that is stored for the states of an optimizer is their state. What the optimizer
+3. So it does under the keys where the object takes what it gave in any form
+   (`ObjectState.opaque`), as modules of torch take their extra state.
+4. An empty dict that is stored for the states of an optimizer is their state. What the optimizer
    has made since is neither loaded nor kept (`ObjectState.clears`, `cleared`).
-4. Everywhere else the object's leaves are targets as in any tree. `PerRank.all`, which has none,
-   is a leaf itself where the checkpoint has nothing for it: else no error would name it.
-5. Once all is read, the state is built from both, and handed to the object.
+5. Everywhere else the object's leaves are targets as in any tree, and none is filled in place if
+   the object takes new tensors in their place (`ObjectState.replaces`). `PerRank.all`, which has
+   none, is a leaf itself where the checkpoint has nothing for it: else no error would name it.
+6. Once all is read, the state is built from both, and handed to the object.
 """
 
 from __future__ import annotations
@@ -60,13 +63,16 @@ class Names:
         return sorted([*itself, *self._sorted[first:last]], key=self._places.__getitem__)
 
 
-def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
+def places(
+    flat: FlatTree, name: str, stored: Names, opaque: Collection[str | int] = ()
+) -> list[str]:
     """Where an object has nothing to load into, but a checkpoint has something.
 
     Args:
         flat: the leaves and containers of the tree that the object is in.
         name: the object's.
         stored: names of the checkpoint's leaves and containers.
+        opaque: keys under which the object takes anything.
 
     Example:
         >>> flat = FlatTree({"opt/lr": 0.1, "opt/best": None}, {"opt/state": "dict"})
@@ -75,12 +81,13 @@ def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
         ['opt/best', 'opt/state']
     """
     leaves = Names(flat.leaves)
-    open_places: dict[str, None] = {}
+    taken_as_given = (_at(name, key) for key in opaque)
+    open_places = {place: None for place in taken_as_given if stored.below(place)}
     open_to_all = {leaf for leaf, value in flat.leaves.items() if value is None}
     open_to_all |= {at for at, kind in flat.containers.items() if kind in ("dict", "list", "tuple")}
     # An outer place comes before the places inside it.
     for place in sorted(Names(open_to_all).below(name)):
-        if any(outer in open_places for outer in _outer(place)):
+        if any(outer in open_places for outer in (place, *_outer(place))):
             continue
         has_tensors = any(value_kind(flat.leaves[leaf]) is None for leaf in leaves.below(place))
         # A leaf stored under the object's own name, not below it, is not its state.
@@ -101,10 +108,9 @@ def cleared(
         known: names of the checkpoint's leaves and containers.
         kinds: container name -> kind, the checkpoint's.
     """
-    at = (f"{name}/{key}" if name else key for key in map(component, state.clears))
     return [
         place
-        for place in at
+        for place in (_at(name, key) for key in state.clears)
         if kinds.get(place) == "dict" and known.below(place) == [place] and own.below(place)
     ]
 
@@ -133,8 +139,9 @@ class LoadedObjects:
         own = Names(flat.leaves)
         known = Names([*metadata.state_dict_metadata, *metadata.containers])
         for name, state in flat.objects.items():
-            self._places[name] = places(flat, name, known)
+            self._places[name] = places(flat, name, known, state.opaque)
             self._places[name] += cleared(state, name, own, known, metadata.containers)
+            self.fresh.update(own.below(name) if state.replaces else ())
             if isinstance(state, AllRanks):
                 if in_place:
                     raise TypeError(f"{name or 'the root'}: {NOT_IN_PLACE}")
@@ -186,6 +193,11 @@ class LoadedObjects:
             return None
         keys = split_name(_from(leaf, name))
         return state.like(keys, tuple(stored.size), stored.properties.dtype)
+
+
+def _at(name: str, key: str | int) -> str:
+    """The name of what an object has under a key."""
+    return f"{name}/{component(key)}" if name else component(key)
 
 
 def _outer(name: str) -> Iterator[str]:
