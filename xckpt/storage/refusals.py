@@ -85,9 +85,16 @@ _IN_BUCKETS: Final = (
         "AWS_ENDPOINT_URL (for gs://, TENSORSTORE_GCS_HTTP_URL) to the bucket's own",
     ),
     (
-        # Google's storage says the last two: to a write, and to a listing by an empty answer.
-        r"NoSuchBucket|NOT_FOUND.*code='404'|parse response metadata: *$",
+        r"code='407'",
+        "the proxy wants a name and a password: check HTTPS_PROXY and HTTP_PROXY",
+    ),
+    (
+        r"NoSuchBucket|NOT_FOUND.*code='404'",  # Google's storage says the latter, to a write
         "there is no such bucket: check its name, or create it",
+    ),
+    (
+        r"parse response metadata: *$",  # of a listing of Google's storage that came to nothing
+        "there is no such bucket, or no answer came: check its name, the network and the proxy",
     ),
     (
         r"QuotaExceeded|code='507'|RESOURCE_EXHAUSTED|storageQuota",

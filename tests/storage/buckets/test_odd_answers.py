@@ -94,12 +94,13 @@ def test_odd_answers_hide_no_checkpoint(server: FaultyBucket, what: str, call: s
     [("/c/", PLAIN), ("xckpt.packs", PACKED), ("xckpt.digests", PLAIN)],
     ids=["chunks", "packs", "digests"],
 )
-@pytest.mark.parametrize("what", [pytest.param("412", marks=LATER), "another range"])
+@pytest.mark.parametrize("what", [pytest.param("412", marks=LATER), "another range", "another end"])
 def test_odd_answers_make_no_step_look_damaged(
     server: FaultyBucket, what: str, of: str, options: xckpt.SaveOptions
 ) -> None:
     root = saved(server, f"sound-{what}-{options.pack_bytes}-{of[-3:]}".replace("/", ""), options)
-    other = Altered({"Content-Range": "bytes 5-9/1000000"}, status=206)
+    size = 1_000_000 if what == "another range" else 10
+    other = Altered({"Content-Range": f"bytes 5-9/{size}"}, status=206)
     server.fault = to_reads(of, ODD.get(what, other))
     with pytest.raises(xckpt.StorageError, match=SAID):
         run_at(root).restore()
@@ -116,3 +117,12 @@ def test_an_object_that_is_short_is_damaged(server: FaultyBucket) -> None:
         xckpt.load(f"{root}/step-00000002")
     with pytest.warns(UserWarning, match="step 1 was restored"):
         assert run_at(root).restore()["step"] == 1
+
+
+@pytest.mark.parametrize("call", ["load", "steps"])
+def test_a_proxy_that_wants_a_password_is_named(server: FaultyBucket, call: str) -> None:
+    """A listing of Google's storage shows no status: its error names the proxy among others."""
+    root = saved(server, f"wall-{call}", PLAIN)
+    server.fault = lambda request: Answer(407)
+    with pytest.raises(xckpt.StorageError, match=r"check .*(HTTPS_PROXY|the proxy)"):
+        CALLS[call](root)

@@ -25,7 +25,8 @@ NO_GENERATION: Final = bytes(9)
 
 _ODD: Final = re.compile(r"etag not found|Content-Range header")
 _RANGE: Final = re.compile(
-    r"not satisfied by response with byte range \[\d+, (?P<stop>\d+)\) and total size (?P<size>\S+)"
+    r"byte range \[(?P<asked>\d+), .* range \[(?P<start>\d+), (?P<stop>\d+)\) "
+    r"and total size (?P<size>\S+)"
 )
 
 
@@ -63,7 +64,9 @@ def is_odd(said: str) -> bool:
 
     Example:
         >>> text = "OUT_OF_RANGE: Requested byte range [0, 16) was not satisfied by response with "
-        >>> is_odd(f"{text}byte range [5, 9) and total size 10")
+        >>> is_odd(f"{text}byte range [0, 9) and total size 10")
+        True
+        >>> is_odd(f"{text}byte range [5, 10) and total size 10")
         True
         >>> is_odd(f"{text}byte range [0, 10) and total size 10"), is_odd("OUT_OF_RANGE: [0, 16)")
         (False, False)
@@ -71,4 +74,6 @@ def is_odd(said: str) -> bool:
     if _ODD.search(said):
         return True
     range_ = _RANGE.search(said)
-    return range_ is not None and range_["stop"] != range_["size"]
+    return range_ is not None and (
+        range_["start"] != range_["asked"] or range_["stop"] != range_["size"]
+    )
