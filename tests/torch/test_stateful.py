@@ -209,6 +209,9 @@ def test_a_state_dict_and_its_object_are_one_thing(path: str) -> None:
     np.testing.assert_array_equal(moments, plain["optim"]["state"][0]["exp_avg"].numpy())
 
 
+ADAM = ("step", "exp_avg", "exp_avg_sq")
+
+
 def stepped_adam() -> torch.optim.Adam:
     weight = torch.nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
@@ -228,12 +231,16 @@ def test_a_state_from_before_the_first_step_empties_that_of_an_optimizer(path: s
         assert optimizer.state_dict()["state"]
         report = xckpt.load_into(path, {"optim": optimizer, "step": 0}, **options)
         assert equal(optimizer.state_dict(), new.state_dict()) and report.complete
+        assert report.cleared == tuple(f"optim/state/0/{name}" for name in ADAM)
+        assert str(report).endswith("cleared 3 leaves: " + ", ".join(report.cleared))
+        assert repr(report).endswith(" 0 left, 3 cleared)")
     optimizer = stepped_adam()
     xckpt.load_into(path, optimizer, at="optim")
     assert equal(optimizer.state_dict(), new.state_dict())
     for part in ("step", "optim/param_groups"):
         optimizer = stepped_adam()
-        xckpt.load_into(path, {"optim": optimizer, "step": 0}, select=part)
+        report = xckpt.load_into(path, {"optim": optimizer, "step": 0}, select=part)
+        assert report.cleared == ()
         assert equal(optimizer.state_dict()["state"], stepped_adam().state_dict()["state"])
 
 

@@ -44,7 +44,9 @@ def test_a_load_makes_one_tensor_for_both_names(
     path = tmp_path / "model.safetensors"
     state = saved_once(Language(), kept, path)
     for like in (Language(device=device), Language(device=device).state_dict()):
-        loaded: Any = xckpt.load(path, like, strict=strict)
+        reports: list[xckpt.LoadReport] = []
+        loaded: Any = xckpt.load(path, like, strict=strict, report=reports.append)
+        assert sorted(reports[0].loaded) == sorted(state) and reports[0].complete
         assert loaded.keys() == state.keys()
         assert all(torch.equal(loaded[name], state[name]) for name in state)
         assert loaded["head.weight"] is loaded["embed.weight"]
@@ -60,6 +62,12 @@ def test_one_object_under_two_names_is_a_pattern_for_two_leaves(tmp_path: Path) 
         with pytest.raises(TreeMismatchError, match=r"b: wanted, but not in the checkpoint$"):
             xckpt.load(tmp_path / "ckpt", {"a": like, **other})
     tied = xckpt.load(tmp_path / "ckpt", {"a": like, "b": like.detach()})
+    reports: list[xckpt.LoadReport] = []
+    half = {"b": like.half(), "c": 0}
+    half["a"] = half["b"].detach()
+    xckpt.load(tmp_path / "ckpt", half, cast=True, missing="ignore", report=reports.append)
+    pair = ("float32", "float16")
+    assert reports == [xckpt.LoadReport(("a", "b"), {"a": pair, "b": pair}, kept=("c",))]
     assert tied["a"] is tied["b"] and torch.equal(tied["a"], torch.ones(2, 2))
 
 
@@ -71,6 +79,7 @@ def test_a_file_with_one_of_the_names_fills_both(tmp_path: Path, kept: str) -> N
     for strict in (True, False):
         whole: Any = Language()
         report = xckpt.load_into(path, whole, strict=strict)
+        assert sorted(report.loaded) == sorted(state) and not report.kept
         assert whole.head.weight is whole.embed.weight
         assert torch.equal(whole.embed.weight, saved.embed.weight) and report.complete
     plain = Language().state_dict()

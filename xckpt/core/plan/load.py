@@ -332,7 +332,8 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def report(self) -> LoadReport:
         """What became of each leaf, as this rank sees it."""
-        return reported(self.targets, self.metadata, self._left)
+        about, cleared = (self.targets, self.metadata, self._left), tuple(self._objects.cleared)
+        return reported(*about, tied=self._tied, cleared=cleared)
 
     def result(self) -> object:
         """The loaded tree; objects are filled in place, or else their state is in their place."""

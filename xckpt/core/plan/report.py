@@ -80,7 +80,8 @@ class LoadReport:
     """
 
     loaded: tuple[str, ...] = ()
-    """The leaves that were loaded, in the target's order."""
+    """The leaves that were loaded, in the target's order. One that the checkpoint lacks, and that a
+    leaf that it is tied to has filled, comes behind that one."""
     cast: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """Those that changed their type -> the stored one and the target's: dtypes, or types of
     Python numbers."""
@@ -88,27 +89,36 @@ class LoadReport:
     """Leaves of the target that the checkpoint lacks; they are as they were."""
     left: tuple[str, ...] = ()
     """Leaves of the checkpoint that no rank asked for."""
+    cleared: tuple[str, ...] = ()
+    """Leaves of the target that are gone: the checkpoint holds an empty dict in their place."""
 
     @property
     def complete(self) -> bool:
-        """Whether both sides had the same leaves."""
+        """Whether the target now has the checkpoint's leaves, and no others."""
         return not self.kept and not self.left
 
     def __str__(self) -> str:
         cast = [f"{name} ({before} to {after})" for name, (before, after) in self.cast.items()]
         lines = [f"loaded {_counted(self.loaded)}"]
-        named = (("cast", cast), ("kept", self.kept), ("left", self.left))
+        named = ("cast", cast), ("kept", self.kept), ("left", self.left), ("cleared", self.cleared)
         lines += [f"{verb} {_counted(names)}: {_listed(names)}" for verb, names in named if names]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        counts = (("loaded", self.loaded), ("cast", self.cast), ("kept", self.kept))
-        words = ", ".join(f"{len(names)} {verb}" for verb, names in (*counts, ("left", self.left)))
+        counts = ("loaded", self.loaded), ("cast", self.cast), ("kept", self.kept)
+        gone = [("cleared", self.cleared)] if self.cleared else []
+        named = (*counts, ("left", self.left), *gone)
+        words = ", ".join(f"{len(names)} {verb}" for verb, names in named)
         return f"LoadReport({words})"
 
 
 def reported(
-    targets: Mapping[str, TargetLeaf | None], metadata: Metadata, left: tuple[str, ...]
+    targets: Mapping[str, TargetLeaf | None],
+    metadata: Metadata,
+    left: tuple[str, ...],
+    *,
+    tied: Mapping[str, str] | None = None,
+    cleared: tuple[str, ...] = (),
 ) -> LoadReport:
     """The report of a load into these targets.
 
@@ -116,7 +126,12 @@ def reported(
         targets: leaf name -> target; None for a Python value.
         metadata: the checkpoint's.
         left: leaves of the checkpoint that no rank asked for.
+        tied: leaf that the checkpoint lacks -> the target that has filled both.
+        cleared: leaves that are gone.
     """
+    filled: dict[str, list[str]] = {}
+    for name, by in (tied or {}).items():
+        filled.setdefault(by, []).append(name)
     loaded: list[str] = []
     kept: list[str] = []
     cast: dict[str, tuple[str, str]] = {}
@@ -125,14 +140,15 @@ def reported(
         if stored is None:
             kept.append(name)
             continue
-        loaded.append(name)
+        names = [name, *filled.get(name, ())]
+        loaded += names
         if target is not None:
             tensor = isinstance(stored, TensorStorageMetadata)
             before = stored.properties.dtype if tensor else stored.kind
             after = target.kind if isinstance(target, NumberTarget) else target.dtype or before
             if before != after:
-                cast[name] = (before, after)
-    return LoadReport(tuple(loaded), cast, tuple(kept), left)
+                cast |= dict.fromkeys(names, (before, after))
+    return LoadReport(tuple(loaded), cast, tuple(kept), left, cleared)
 
 
 def _counted(names: Sequence[str]) -> str:

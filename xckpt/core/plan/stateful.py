@@ -129,6 +129,8 @@ class LoadedObjects:
         # Without objects they are the tree's leaves, of which there may be very many.
         self.likes: Final = dict(flat.leaves) if flat.objects else flat.leaves
         """Leaf name -> target, for the whole tree."""
+        self.cleared: list[str] = []
+        """The leaves that are gone once all is loaded: the checkpoint says that there are none."""
         self.fresh: set[str] = set()
         """The targets that stand for new leaves, even in a load in place."""
         self._metadata = metadata
@@ -140,7 +142,9 @@ class LoadedObjects:
         known = Names([*metadata.state_dict_metadata, *metadata.containers])
         for name, state in flat.objects.items():
             self._places[name] = places(flat, name, known, state.opaque)
-            self._places[name] += cleared(state, name, own, known, metadata.containers)
+            emptied = cleared(state, name, own, known, metadata.containers)
+            self._places[name] += emptied
+            self.cleared += (leaf for place in emptied for leaf in own.below(place))
             self.fresh.update(own.below(name) if state.replaces else ())
             if isinstance(state, AllRanks):
                 if in_place:
