@@ -254,17 +254,89 @@ def test_an_optimizers_state_that_is_missing_otherwise_is_an_error(path: str) ->
         ({"state": None, "param_groups": groups}, "optim/state/0/exp_avg: wanted, but not in the"),
         ({"state": [], "param_groups": groups}, "optim/state/0/exp_avg: wanted, but not in the"),
         ({"state": {}}, "optim/param_groups/0/lr: wanted, but not in the"),
-        (two, "doesn't match the size of optimizer's group"),
+        (two, "optim/param_groups/0/params: 2 in the checkpoint, 1 in the target"),
     ]
     for state, words in stored:
         xckpt.save(path, {"optim": state}, overwrite=True)
-        with pytest.raises((TreeMismatchError, ValueError), match=words):
+        with pytest.raises(TreeMismatchError, match=words):
             xckpt.load_into(path, {"optim": optimizer})
     xckpt.save(path, {"app": Keeper({"state": {}})}, overwrite=True)
     keeper = Keeper({"state": {0: torch.ones(2)}})
     with pytest.raises(TreeMismatchError, match="app/state/0: wanted, but not in the"):
         xckpt.load_into(path, {"app": keeper})
     assert equal(optimizer.state_dict(), stepped_adam().state_dict()) and not keeper.given
+
+
+def grouped(*sizes: int, kind: type[torch.optim.Adam] = torch.optim.Adam) -> Any:
+    """An optimizer that has stepped, with groups of so many parameters."""
+    groups = [[torch.nn.Parameter(torch.zeros(2)) for _ in range(size)] for size in sizes]
+    for parameter in (each for group in groups for each in group):
+        parameter.grad = torch.ones(2)
+    optimizer: Any = kind([{"params": group} for group in groups])
+    optimizer.step()
+    return optimizer
+
+
+class Merging(torch.optim.Adam):
+    """Takes the states of other parameters than its own."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.given = state_dict
+
+
+@given(
+    saved=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    target=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    strict=st.booleans(),
+)
+@example(saved=[2], target=[1], strict=False)
+@example(saved=[2, 1], target=[3], strict=False)
+@examples(15, 300)
+def test_an_optimizer_takes_as_many_parameters_as_it_has(
+    saved: list[int], target: list[int], strict: bool
+) -> None:
+    """torch refused them when all was loaded, in words that named neither count nor leaf."""
+    path = "memory://grouped"
+    xckpt.save(path, {"optim": grouped(*saved), "w": torch.ones(2)}, overwrite=True)
+    state = {"optim": grouped(*target), "w": torch.zeros(2)}
+    if saved == target:
+        xckpt.load_into(path, state, strict=strict)
+        return
+    before = torch.clone(state["optim"].state_dict()["state"][0]["exp_avg"])
+    with pytest.raises(TreeMismatchError) as caught:
+        xckpt.load_into(path, state, strict=strict)
+    counts = {
+        f"optim/param_groups/{number}/params": f"{size} in the checkpoint, {mine} in the target"
+        for number, (size, mine) in enumerate(zip(saved, target, strict=False))
+        if size != mine
+    }
+    if len(saved) != len(target):
+        counts["optim/param_groups"] = f"{len(saved)} in the checkpoint, {len(target)} in the"
+    said = {each.leaf: each for each in caught.value.problems if each.kind == "length"}
+    assert counts.keys() <= said.keys()
+    assert all(words in said[leaf] for leaf, words in counts.items())
+    assert not state["w"].any()
+    assert torch.equal(state["optim"].state_dict()["state"][0]["exp_avg"], before)
+
+
+def test_an_optimizer_that_merges_states_takes_more_parameters(path: str) -> None:
+    """So does a load that hands nothing over."""
+    xckpt.save(path, {"optim": grouped(2)})
+    merging = grouped(1, kind=Merging)
+    xckpt.load_into(path, {"optim": merging}, unexpected="ignore")
+    assert merging.given["param_groups"][0]["params"] == [0, 1]
+    hooked = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])
+    hooked.register_load_state_dict_pre_hook(lambda _, given: first_of(given))
+    xckpt.load_into(path, {"optim": hooked})
+    assert list(hooked.state_dict()["state"]) == [0]
+    loaded = load(path, {"optim": torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))])})
+    assert loaded["optim"]["param_groups"][0]["params"] == [0, 1]
+
+
+def first_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The state of the first parameter alone."""
+    [group] = given["param_groups"]
+    return {"state": {0: given["state"][0]}, "param_groups": [{**group, "params": [0]}]}
 
 
 def test_moments_of_another_shape_than_their_parameter_are_refused(path: str) -> None:
@@ -343,9 +415,10 @@ def test_tensors_that_the_object_has_not_yet(path: str) -> None:
 
 
 def test_a_tensor_in_place_of_an_optimizers_states(path: str) -> None:
-    xckpt.save(path, {"opt": {"state": np.ones(3), "param_groups": []}})
     optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters())
-    with pytest.raises(ValueError, match="parameter groups") as caught:
+    groups = optimizer.state_dict()["param_groups"]
+    xckpt.save(path, {"opt": {"state": np.ones(3), "param_groups": groups}})
+    with pytest.raises(AttributeError, match="items") as caught:
         xckpt.load_into(path, {"opt": optimizer})
     assert "opt: its load_state_dict() failed." in caught.value.__notes__
 

@@ -231,7 +231,8 @@ def load_into(
     loaded state. Where the object has a None, an empty dict or a list or tuple without tensors, the
     checkpoint decides what is there, so that a new optimizer receives the moments that it has not
     made yet. A torch optimizer that was saved before its first step has none: loaded, it takes them
-    from an optimizer that has stepped, as torch's own ``load_state_dict`` does.
+    from an optimizer that has stepped, as torch's own ``load_state_dict`` does. A checkpoint of
+    more or fewer parameters, or groups of them, than the optimizer has is an error before that.
 
     Of tied weights (two names of one dict, one memory) the checkpoint may hold one, as the files of
     safetensors do: it fills both.

@@ -261,6 +261,11 @@ class ObjectState(Protocol):
         """Keys of `tree` under which the object takes whatever it gave once, of any form."""
         ...
 
+    @property
+    def lengths(self) -> Mapping[KeyPath, tuple[int, str]]:
+        """Lists of `tree` that the object takes in one length alone -> that, and what they hold."""
+        ...
+
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A target for a stored tensor that `tree` has no place for.
 

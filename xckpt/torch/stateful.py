@@ -10,7 +10,8 @@
    the object has no place for is loaded whole, on the CPU.
 5. The extra state of a module (``get_extra_state``) is loaded as it was saved, whatever the module
    gives now. Tensors of a learning rate scheduler are replaced by new ones, as torch does it.
-6. An optimizer that was saved before its first step has an empty ``state``. Loaded, it empties that
+6. An optimizer takes the state of as many parameters as it has, in as many groups.
+7. An optimizer that was saved before its first step has an empty ``state``. Loaded, it empties that
    of an optimizer that has stepped, as torch's own ``load_state_dict`` does.
 """
 
@@ -78,6 +79,24 @@ class DictState:
         if not isinstance(self.owner, torch.nn.Module):
             return ()
         return [key for key in self.tree if str(key).rpartition(".")[2] == EXTRA_STATE]
+
+    @property
+    def lengths(self) -> Mapping[KeyPath, tuple[int, str]]:
+        """An optimizer's groups, and the parameters of each, as torch's own optimizers take them.
+
+        One whose class loads in another way, or has a hook for it, may take others.
+        """
+        owner, base = self.owner, torch.optim.Optimizer
+        if not isinstance(owner, base) or type(owner).load_state_dict is not base.load_state_dict:
+            return {}
+        if getattr(owner, "_optimizer_load_state_dict_pre_hooks", None):
+            return {}
+        top, groups = "param_groups", owner.param_groups
+        each: dict[KeyPath, tuple[int, str]] = {
+            (top, number, "params"): (len(group["params"]), "parameters")
+            for number, group in enumerate(groups)
+        }
+        return {(top,): (len(groups), "parameter groups"), **each}
 
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A target like the parameter of an optimizer's tensor; without one, a whole on the CPU."""

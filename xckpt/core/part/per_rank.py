@@ -36,6 +36,7 @@ class AllRanks:
     clears: Collection[str] = ()
     replaces: bool = False
     opaque: Collection[str | int] = ()
+    lengths: Mapping[KeyPath, tuple[int, str]] = MappingProxyType({})
 
     def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
         """A NumPy array of its own for each tensor."""

@@ -240,10 +240,10 @@ class DefaultLoadPlanner(LoadPlanner):
         stored = self.metadata.state_dict_metadata
         nothing = stands_for_nothing(self._objects.flat.containers, self.metadata)
         names = (*self._wanted, *nothing, *(stored.keys() & self._untouched.keys()))
-        if self._stored_names:
-            items = items.renamed(self._stored_names)
+        items = items.renamed(self._stored_names) if self._stored_names else items
+        listed = *problems.values(), *self._objects.problems
         dtypes = wanted_dtypes(self.targets) if self.cast else {}
-        return LoadPlan(items, names=names, problems=tuple(problems.values()), dtypes=dtypes)
+        return LoadPlan(items, names=names, problems=listed, dtypes=dtypes)
 
     @needs_no_items
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:

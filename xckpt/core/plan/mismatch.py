@@ -31,6 +31,7 @@ _COUNTED: Mapping[str, str] = {
     "dtype": "of another dtype",
     "value": "with a value on one side and a tensor on the other",
     "type": "of another Python type",
+    "length": "of another length",
 }
 
 COMMON_PREFIXES = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.", "_forward_module.")

@@ -15,7 +15,9 @@ shorter. So the checkpoint decides wherever the object has nothing to load into:
 5. Everywhere else the object's leaves are targets as in any tree, and none is filled in place if
    the object takes new tensors in their place (`ObjectState.replaces`). `PerRank.all`, which has
    none, is a leaf itself where the checkpoint has nothing for it: else no error would name it.
-6. Once all is read, the state is built from both, and handed to the object.
+6. What the object takes in one length alone, such as an optimizer's lists of parameters, has to
+   have that length in the checkpoint (`ObjectState.lengths`, `misfits`).
+7. Once all is read, the state is built from both, and handed to the object.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ from typing import Final
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.names import component, split_name
+from xckpt.core.names import component, join_keys, split_name
 from xckpt.core.part.per_rank import NOT_IN_PLACE, AllRanks
+from xckpt.core.problem import Problem
 from xckpt.core.tree import FlatTree, rebuild, unflatten
 from xckpt.core.values import value_kind
 
@@ -115,6 +118,29 @@ def cleared(
     ]
 
 
+def misfits(
+    state: ObjectState, name: str, known: Names, kinds: Mapping[str, str]
+) -> Iterator[Problem]:
+    """The lists that the checkpoint holds in another length than an object takes.
+
+    Args:
+        state: the object's.
+        name: the object's.
+        known: names of the checkpoint's leaves and containers.
+        kinds: container name -> kind, the checkpoint's.
+    """
+    for keys, (length, held) in state.lengths.items():
+        place = join_keys((*split_name(name), *keys))
+        inside = (_from(each, place) for each in known.below(place) if each != place)
+        there = len({each.partition("/")[0] for each in inside})
+        if there != length and kinds.get(place) == "list":
+            text = (
+                f"{there} in the checkpoint, {length} in the target, which takes no other number "
+                f"of {held}: give it those that were saved, or load the rest alone (select=)"
+            )
+            yield Problem(place, kind="length", text=text)
+
+
 class LoadedObjects:
     """The objects of a target tree, and what of the checkpoint goes to each.
 
@@ -131,6 +157,8 @@ class LoadedObjects:
         """Leaf name -> target, for the whole tree."""
         self.cleared: list[str] = []
         """The leaves that are gone once all is loaded: the checkpoint says that there are none."""
+        self.problems: list[Problem] = []
+        """Why states cannot be handed to their objects."""
         self.fresh: set[str] = set()
         """The targets that stand for new leaves, even in a load in place."""
         self._metadata = metadata
@@ -146,6 +174,8 @@ class LoadedObjects:
             self._places[name] += emptied
             self.cleared += (leaf for place in emptied for leaf in own.below(place))
             self.fresh.update(own.below(name) if state.replaces else ())
+            if in_place:  # else it is returned, and the caller may change it
+                self.problems += misfits(state, name, known, metadata.containers)
             if isinstance(state, AllRanks):
                 if in_place:
                     raise TypeError(f"{name or 'the root'}: {NOT_IN_PLACE}")
