@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import threading
 import time
 from collections.abc import Callable
 
@@ -233,3 +235,32 @@ def test_only_the_coordinator_reads_how_all_ranks_are(service: Service) -> None:
     others[0]._notes.suspect([2])
     others[1]._notes.look()
     assert others[1]._notes.suspects_some
+
+
+def seconds_in(error: RanksFailedError) -> float:
+    """How long rank 0 was silent, as the error has it."""
+    said = re.search(r"rank 0 sent nothing for ([0-9.]+) s", str(error))
+    assert said, error
+    return float(said[1])
+
+
+def test_a_silent_service_has_sent_nothing_since_the_first_call(service: Service) -> None:
+    """The error named what was left for the last call: 0.1 s where several had waited before."""
+    stopped = threading.Event()
+    service.key_value_set_bytes = lambda *_: stopped.wait() and None  # type: ignore[method-assign]
+    service.key_value_dir_get_bytes = lambda _: stopped.wait() and []  # type: ignore[method-assign]
+    service.fault = "DEADLINE_EXCEEDED: said by the client"
+    client, began = InTime(service), time.monotonic()
+    assert client.value_of("key") is None
+    for seconds in (0.5, 0.2, 0.0):
+        client.until = time.monotonic() + seconds
+        error = failure(lambda: client.put("key", b"value"))
+    assert 0.75 <= seconds_in(error) <= time.monotonic() - began + 0.01
+    stopped.set()
+    client.until = math.inf
+    client.put("key", b"value")
+    stopped.clear()
+    client.until = began = time.monotonic()
+    error = failure(lambda: client.numbers_below("key"))
+    assert seconds_in(error) <= time.monotonic() - began + 0.01
+    stopped.set()

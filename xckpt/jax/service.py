@@ -53,6 +53,8 @@ class InTime:
         """When calls are given up, by `time.monotonic`."""
         self.away: float = 0.0
         """Seconds in which this process did not run while it waited for answers."""
+        self._asked = math.inf
+        """When the first call since the last answer began."""
         self._client = client
 
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
@@ -117,19 +119,27 @@ class InTime:
 
     def _call(self, function: Callable[[], Answer]) -> Answer:
         answers: list[Answer] = []
-        seconds = max(0.1, self.until - time.monotonic())
+        now = time.monotonic()
+        seconds, self._asked = max(0.1, self.until - now), min(self._asked, now)
         nothing_to_say = Waiting(0, 0, lambda: (), warn_after=math.inf)
 
         def call() -> None:
-            answers.append(function())
+            try:
+                answers.append(function())
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):  # which the client itself may say
+                    self._asked = math.inf
+                raise
+            self._asked = math.inf
 
         if wait_in_thread(call, nothing_to_say, seconds, excuse=self._excuse):
             return answers[0]
-        raise silent_ranks([0], seconds)
+        raise silent_ranks([0], time.monotonic() - min(self._asked, now))
 
     def _excuse(self, away: float) -> None:
         self.away += away
         self.until += away
+        self._asked += away
 
 
 def service() -> tuple[Client | None, int, int]:
