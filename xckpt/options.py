@@ -203,8 +203,8 @@ class SaveOptions(CallOptions):
     ranks share it evenly; a single shard above a rank's share goes alone."""
     compare_replicas: bool | None = None
     """Refuse what differs between the ranks that hold it: by default all values, and plain tensors
-    of up to 1 MiB, the smallest first, 32 MiB in all; of others 1,024 elements in the middle, and
-    one rank's is kept. True compares all, shards too, in a pass over the state; False none."""
+    of up to 1 MiB, the smallest first, 32 MiB in all; of others, and of DTensors on a part of the
+    ranks, 1,024 elements. True compares all, shards too, in a pass over the state; False none."""
     verify_base: bool = False
     """Read each chunk of a save's ``base`` before it is shared; one that is damaged is written
     anew. The coordinator's value counts for all ranks."""

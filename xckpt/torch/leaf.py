@@ -324,6 +324,8 @@ class TensorLeaf(msgspec.Struct, frozen=True, eq=False, gc=False):
     sharding: Sharding | None = None
     annotation: str = ""
     spread: Callable[[], Spread | None] | None = None  # where all ranks' boxes are, if known
+    is_apart: bool = False
+    """Whether its mesh lacks some processes, which may hold another tensor of its name."""
 
     def data(self, index: int) -> torch.Tensor:
         """A view of the caller's memory outside autograd, on its own device.

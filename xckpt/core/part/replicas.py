@@ -5,7 +5,9 @@ stored. If it differs by rank, the others' would be lost. So small ones are comp
 first, but for those that are `PerRank`, and those whose data cost a transfer that must be
 announced. Of a tensor above the limits a sample from its middle is compared. That tells other
 tensors by their contents, as those of pipeline stages that have one name; of tensors that differ
-elsewhere alone any one rank's is kept.
+elsewhere alone any one rank's is kept. Of a tensor that is cut over a part of the ranks, as those
+of a pipeline stage are, the rank that holds its beginning takes a sample of that: two such meshes
+may have tensors of one name.
 
 ``SaveOptions(compare_replicas=True)`` has all compared, also each box of a sharded tensor that
 several ranks hold: as under HSDP, or where each of several meshes has the whole tensor.
@@ -69,6 +71,8 @@ def small_replicas(
     own = _own(containers)
     whole: list[tuple[int, str, SourceLeaf]] = []
     for name, leaf in leaves.items():
+        if getattr(leaf, "is_apart", False) and not (own and name.startswith(own)):
+            yield from _beginning(name, leaf)
         if leaf.sharded or not leaf.dtype or len(leaf.boxes) != 1 or hasattr(leaf, "expect"):
             continue
         if not (own and name.startswith(own)):
@@ -81,8 +85,20 @@ def small_replicas(
     for _, name, leaf in whole[:few]:
         yield name, _kind(leaf, leaf.boxes[0]), leaf.data(0)
     for _, name, leaf in whole[few:][-MOST_SAMPLES:]:
-        sample, data = middle(leaf.shape, SAMPLE), cast(_Sliced, leaf.data(0))
-        yield name, _kind(leaf, sample), data[sample.slices()]
+        yield _sample(name, leaf, 0)
+
+
+def _beginning(name: str, leaf: SourceLeaf) -> Iterator[tuple[str, str, object]]:
+    """A sample of the box in which a tensor begins, if this rank holds it."""
+    for number, box in enumerate(leaf.boxes):
+        if box.elements and not any(box.offsets):
+            yield _sample(name, leaf, number)
+
+
+def _sample(name: str, leaf: SourceLeaf, number: int) -> tuple[str, str, object]:
+    """The middle of a box that has elements and begins where the tensor does."""
+    sample, data = middle(leaf.boxes[number].sizes, SAMPLE), cast(_Sliced, leaf.data(number))
+    return name, _kind(leaf, sample), data[sample.slices()]
 
 
 def middle(shape: Sequence[int], most: int) -> Box:

@@ -62,6 +62,8 @@ class _Layout:
     views: Sequence[View]
     """The local tensor's view of each box."""
     sharding: Sharding
+    is_apart: bool
+    """Whether the mesh lacks some processes."""
     known: list[Spread | None] = field(default_factory=list["Spread | None"])
     """Where the boxes of all ranks are, once that was asked."""
 
@@ -125,7 +127,7 @@ def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     check_readable(local, name)
     spread = partial(layout.spread, tensor)
     held = layout.shape, known_dtype(local.dtype, name), layout.boxes, layout.parts(local)
-    return TensorLeaf(*held, True, layout.sharding, spread=spread)
+    return TensorLeaf(*held, True, layout.sharding, spread=spread, is_apart=layout.is_apart)
 
 
 def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
@@ -260,5 +262,7 @@ def _found(tensor: DTensor, local_shape: tuple[int, ...], name: str) -> _Layout:
         if len(known) >= MOST_LAYOUTS:
             known.clear()
         boxes, views = local_boxes(tensor, place, tuple(local_shape), name)
-        layout = known[key] = _Layout(tuple(tensor.shape), boxes, views, _sharding(tensor))
+        is_apart = tensor.device_mesh.size() < dist.get_world_size()
+        about = _sharding(tensor), is_apart
+        layout = known[key] = _Layout(tuple(tensor.shape), boxes, views, *about)
     return layout
