@@ -185,9 +185,9 @@ def test_a_root_that_cannot_change_is_refused(saved: object, root: Any) -> None:
     """Its values were read and dropped, without a word."""
     path = fresh_path()
     xckpt.save(path, saved)
-    with pytest.raises(xckpt.UnsupportedLeafError, match=r"the root: an? .* cannot be changed"):
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"the root.* cannot be changed in place"):
         xckpt.load_into(path, root)
-    with pytest.raises(xckpt.UnsupportedLeafError, match=r"the root: an? .* cannot be changed"):
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"the root.* cannot be changed in place"):
         xckpt.load_state_dict(root, xckpt.storage.ZarrStorageReader(path))
 
 

@@ -289,7 +289,7 @@ try:
         checkpoints.delete(0)  # so there are threads
         in_a_child("steps", checkpoints.steps)
         in_a_child("delete", lambda: checkpoints.delete(1))
-        in_a_child("save", lambda: (checkpoints.save(9, {"w": np.ones(6)}), checkpoints.wait()))
+        in_a_child("save", lambda: checkpoints.save(9, {"w": np.ones(6)}))
         ZarrStorageWriter.write_data = wait
         checkpoints.save(3, {"w": np.full(6, 3.0)})
         in_a_child("wait", checkpoints.wait)

@@ -291,6 +291,7 @@ def _checked(
 
     Raises:
         TypeError: an argument makes no sense; it is named.
+        StorageError: a save in the background begins in a process that can neither read nor write.
     """
     check_path(path, f"{call}(path, state)")
     if base is not None and not isinstance(cast(object, base), str | os.PathLike):
@@ -302,6 +303,12 @@ def _checked(
         what = stager.__name__ if isinstance(stager, type) else named(type(stager).__name__)
         if isinstance(stager, type) or not callable(getattr(stager, "stage", None)):
             raise TypeError(f"stager= takes an instance of xckpt.staging.AsyncStager, not {what}")
+    # A process that was forked from one that has used the storage: it has imported it. Others need
+    # not wait for that here.
+    if call == "save_async" and "xckpt.storage.location" in sys.modules:
+        from xckpt.storage.location import check_process
+
+        check_process()
     return options
 
 

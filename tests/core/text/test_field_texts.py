@@ -38,10 +38,7 @@ def test_help_explains_each_field(kind: Any) -> None:
 
 def test_the_text_is_that_below_the_field() -> None:
     text = said_by_help(xckpt.SaveOptions)
-    assert (
-        "compares all, shards with their replicas too, in a pass over the state; False none."
-        in text
-    )
+    assert "True compares all, shards too, in a pass over the state; False none." in text
     assert "``XCKPT_RETRIES``, 16." in text  # of a base
     assert pydoc.getdoc(xckpt.LoadOptions.host).startswith("The name of this rank's host, where")
 

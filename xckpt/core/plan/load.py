@@ -332,8 +332,7 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def report(self) -> LoadReport:
         """What became of each leaf, as this rank sees it."""
-        about, cleared = (self.targets, self.metadata, self._left), tuple(self._objects.cleared)
-        return reported(*about, tied=self._tied, cleared=cleared)
+        return reported(self.targets, self.metadata, self._left, self._tied, self._objects.cleared)
 
     def result(self) -> object:
         """The loaded tree; objects are filled in place, or else their state is in their place."""

@@ -116,9 +116,8 @@ def reported(
     targets: Mapping[str, TargetLeaf | None],
     metadata: Metadata,
     left: tuple[str, ...],
-    *,
     tied: Mapping[str, str] | None = None,
-    cleared: tuple[str, ...] = (),
+    cleared: Sequence[str] = (),
 ) -> LoadReport:
     """The report of a load into these targets.
 
@@ -148,7 +147,7 @@ def reported(
             after = target.kind if isinstance(target, NumberTarget) else target.dtype or before
             if before != after:
                 cast |= dict.fromkeys(names, (before, after))
-    return LoadReport(tuple(loaded), cast, tuple(kept), left, cleared)
+    return LoadReport(tuple(loaded), cast, tuple(kept), left, tuple(cleared))
 
 
 def _counted(names: Sequence[str]) -> str:
