@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.counted_bucket import CountedBucket, counted_in_thread, environment_of
-from tests.support.faulty_bucket import FaultyBucket, in_front_of
+from tests.support.faulty_bucket import FaultyBucket, in_front_of, never
 from tests.support.gcs_server import GCSServer
 from tests.support.s3_server import buckets_with, s3_server
 from xckpt.storage.location import forget_contexts
@@ -100,3 +100,12 @@ def faulty_gcs(gcs: str, environment: pytest.MonkeyPatch) -> Iterator[FaultyBuck
         server.url = gcs
         lead_to_gcs(environment, server.address)
         yield server
+
+
+@pytest.fixture(params=["faulty_s3", "faulty_gcs"])
+def faulty_bucket(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
+    """Each of the two that fail as asked; neither does before or after a test."""
+    server: FaultyBucket = request.getfixturevalue(request.param)
+    server.fault = never
+    yield server
+    server.fault = never

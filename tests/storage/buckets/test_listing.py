@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,12 @@ import pytest
 import xckpt
 from tests.support.faulty_bucket import Answer, Fault, Faults, FaultyBucket, Request, never
 from tests.support.gcs_server import PAGE
-from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
+from tests.support.servers import environment, faulty_bucket, faulty_gcs, faulty_s3, gcs, s3
 from xckpt.policies import EverySteps
 from xckpt.storage.buckets.listing import listed
 from xckpt.storage.location import Location, open_store
 
-__all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
+__all__ = ["environment", "faulty_bucket", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
 STATE = {"w": np.arange(3.0)}
 
@@ -41,25 +41,17 @@ def refusing(answer: Answer) -> Faults:
     return lambda request: answer
 
 
-@pytest.fixture(params=["faulty_s3", "faulty_gcs"])
-def server(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
-    server: FaultyBucket = request.getfixturevalue(request.param)
-    server.fault = never
-    yield server
-    server.fault = never
-
-
 @pytest.mark.parametrize("call", CALLS)
-def test_refused_credentials_make_no_run_look_empty(server: FaultyBucket, call: str) -> None:
+def test_refused_credentials_make_no_run_look_empty(faulty_bucket: FaultyBucket, call: str) -> None:
     """A training that has lost its permissions would have begun anew, and gc have found nothing."""
-    root = f"{server.url}/refused-{call}"
+    root = f"{faulty_bucket.url}/refused-{call}"
     with run_at(root) as run:
         run.save(1, STATE)
     for answer in (Answer(401, "authError"), Answer(403, "forbidden")):
-        server.fault = refusing(answer)
+        faulty_bucket.fault = refusing(answer)
         with pytest.raises(xckpt.StorageError, match=f"{root}.*(credentials|forbidden)"):
             CALLS[call](root)
-    server.fault = never
+    faulty_bucket.fault = never
     assert [each.number for each in run_at(root).steps()] == [1]
     assert xckpt.gc(root, older_than=0) == []
 

@@ -6,7 +6,7 @@ sent another range, or a page to sign in, made whole steps look damaged, and a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ import pytest
 
 import xckpt
 from tests.support.faulty_bucket import Altered, Answer, Fault, Faults, FaultyBucket, Request, never
-from tests.support.servers import environment, faulty_gcs, faulty_s3, gcs, s3
+from tests.support.servers import environment, faulty_bucket, faulty_gcs, faulty_s3, gcs, s3
 from xckpt.policies import EverySteps
 
-__all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
+__all__ = ["environment", "faulty_bucket", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
 PACKED = xckpt.SaveOptions(pack_bytes=1 << 16)
 PLAIN = xckpt.SaveOptions(pack_bytes=0)
@@ -45,14 +45,6 @@ CALLS: dict[str, Callable[[str], Any]] = {
 }
 
 
-@pytest.fixture(params=["faulty_s3", "faulty_gcs"])
-def server(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
-    server: FaultyBucket = request.getfixturevalue(request.param)
-    server.fault = never
-    yield server
-    server.fault = never
-
-
 def to_reads(of: str, fault: Fault) -> Faults:
     def answer(request: Request) -> Fault:
         is_read = request.method == "GET" and not request.listing
@@ -61,9 +53,9 @@ def to_reads(of: str, fault: Fault) -> Faults:
     return answer
 
 
-def saved(server: FaultyBucket, name: str, options: xckpt.SaveOptions) -> str:
+def saved(faulty_bucket: FaultyBucket, name: str, options: xckpt.SaveOptions) -> str:
     """A run of two steps."""
-    root = f"{server.url}/{name}"
+    root = f"{faulty_bucket.url}/{name}"
     for step in (1, 2):
         xckpt.save(f"{root}/step-{step:08}", state(step), options=options)
     return root
@@ -80,12 +72,12 @@ ODD = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("what", ["304", *(pytest.param(each, marks=LATER) for each in OTHERS)])
-def test_odd_answers_hide_no_checkpoint(server: FaultyBucket, what: str, call: str) -> None:
-    root = saved(server, f"odd-{what}-{call}", PLAIN)
-    server.fault = to_reads("xckpt.json", ODD[what])
+def test_odd_answers_hide_no_checkpoint(faulty_bucket: FaultyBucket, what: str, call: str) -> None:
+    root = saved(faulty_bucket, f"odd-{what}-{call}", PLAIN)
+    faulty_bucket.fault = to_reads("xckpt.json", ODD[what])
     with pytest.raises(xckpt.StorageError, match=f"{root}.*{SAID}"):
         CALLS[call](root)
-    server.fault = never
+    faulty_bucket.fault = never
     assert run_at(root).restore()["step"] == 2
 
 
@@ -96,23 +88,25 @@ def test_odd_answers_hide_no_checkpoint(server: FaultyBucket, what: str, call: s
 )
 @pytest.mark.parametrize("what", [pytest.param("412", marks=LATER), "another range", "another end"])
 def test_odd_answers_make_no_step_look_damaged(
-    server: FaultyBucket, what: str, of: str, options: xckpt.SaveOptions
+    faulty_bucket: FaultyBucket, what: str, of: str, options: xckpt.SaveOptions
 ) -> None:
-    root = saved(server, f"sound-{what}-{options.pack_bytes}-{of[-3:]}".replace("/", ""), options)
+    root = saved(
+        faulty_bucket, f"sound-{what}-{options.pack_bytes}-{of[-3:]}".replace("/", ""), options
+    )
     size = 1_000_000 if what == "another range" else 10
     other = Altered({"Content-Range": f"bytes 5-9/{size}"}, status=206)
-    server.fault = to_reads(of, ODD.get(what, other))
+    faulty_bucket.fault = to_reads(of, ODD.get(what, other))
     with pytest.raises(xckpt.StorageError, match=SAID):
         run_at(root).restore()
-    server.fault = never
+    faulty_bucket.fault = never
     assert run_at(root).restore()["step"] == 2
 
 
-def test_an_object_that_is_short_is_damaged(server: FaultyBucket) -> None:
+def test_an_object_that_is_short_is_damaged(faulty_bucket: FaultyBucket) -> None:
     """The range ends where the object does."""
-    root = saved(server, "short", PACKED)
+    root = saved(faulty_bucket, "short", PACKED)
     cut = Altered({"Content-Range": "bytes 0-9/10"}, status=206, content=lambda data: data[:10])
-    server.fault = to_reads("step-00000002/xckpt.packs", cut)
+    faulty_bucket.fault = to_reads("step-00000002/xckpt.packs", cut)
     with pytest.raises(xckpt.CorruptCheckpointError, match="step-00000002"):
         xckpt.load(f"{root}/step-00000002")
     with pytest.warns(UserWarning, match="step 1 was restored"):
@@ -120,9 +114,9 @@ def test_an_object_that_is_short_is_damaged(server: FaultyBucket) -> None:
 
 
 @pytest.mark.parametrize("call", ["load", "steps"])
-def test_a_proxy_that_wants_a_password_is_named(server: FaultyBucket, call: str) -> None:
+def test_a_proxy_that_wants_a_password_is_named(faulty_bucket: FaultyBucket, call: str) -> None:
     """A listing of Google's storage shows no status: its error names the proxy among others."""
-    root = saved(server, f"wall-{call}", PLAIN)
-    server.fault = lambda request: Answer(407)
+    root = saved(faulty_bucket, f"wall-{call}", PLAIN)
+    faulty_bucket.fault = lambda request: Answer(407)
     with pytest.raises(xckpt.StorageError, match=r"check .*(HTTPS_PROXY|the proxy)"):
         CALLS[call](root)
