@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from xckpt.mapping.infer.layouts import AxisLayout, fits
 from xckpt.mapping.infer.leaves import (
@@ -62,10 +63,15 @@ class Pair:
     assumes: str = ""
     """What it assumes; see `xckpt.mapping.infer.assumptions`."""
 
-    @property
+    @cached_property
     def first(self) -> tuple[ModelLeaf, ModelLeaf]:
-        """The first leaf of either side."""
-        return self.source.leaves[0], self.target.leaves[0]
+        """The first leaf of either side; of one that holds a stack, what it holds of each."""
+        one, other = self.source.leaves[0], self.target.leaves[0]
+        if self.axis is None:
+            return one, other
+        if self.source.position is not None:
+            return one, other.without_axis(self.axis)
+        return one.without_axis(self.axis), other
 
     @property
     def axis(self) -> int | None:

@@ -250,10 +250,10 @@ def _shaped(pair: Pair) -> str:
 
 
 def _numbered(pair: Pair) -> str:
-    one, other = pair.first
-    same_words = len(one.path) == len(other.path) and one.words == other.words
+    one, other = pair.source.path, pair.target.path
+    same_words = len(one) == len(other) and pair.first[0].words == pair.first[1].words
     in_order = pair.reason in (SAME_ORDER, IN_ORDER)
-    if in_order or not same_words or one.path == other.path:
+    if in_order or not same_words or one == other:
         return ""
     return "modules of one name that have other numbers on the two sides are the same"
 

@@ -181,14 +181,20 @@ class LeafGroup:
     position: int | None = None
     """Which component of their key counts the leaves of a stack."""
 
+    @property
+    def path(self) -> Components:
+        """The path of the first, without the number that counts the leaves of a stack."""
+        path = self.leaves[0].path
+        return path if self.position is None else path[: self.position] + path[self.position + 1 :]
+
 
 def _word(part: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", part.lower())
+    return re.sub(r"[\W_]", "", part.lower()) or part
 
 
 def _components(part: str) -> Components:
     """A word and the number that ends it: ``layers_0``, ``ln_1`` and ``fc1``, not ``conv2d``."""
-    match = re.fullmatch(r"(.*?)_?(\d{1,18})", part)
+    match = re.fullmatch(r"(.*?)_?([0-9]{1,18})", part)
     if match is None:
         return (_word(part),)
     word, number = _word(match[1]), int(match[2])
