@@ -99,8 +99,8 @@ class CallOptions:
     bar on rank 0, or in a log a line every 10 seconds with the time left, for which rich must be
     installed (``pip install "xckpt[progress]"``)."""
     metrics: Callable[[Metrics], object] | None = None
-    """Called once at the end of a save, load or conversion, but of no `copy`, `delete`, `diff` or
-    `gc`, on every rank, with what it took; also after a failure."""
+    """Called once at the end of a save, load, conversion, `copy`, `delete`, `diff` or `gc`, on every
+    rank, with what it took; also after a failure."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

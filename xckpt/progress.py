@@ -36,7 +36,7 @@ class Progress:
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What a save or a load took on one rank.
+    """What a save, a load or another call took on one rank.
 
     Example:
         >>> took = Metrics(operation="save", path="run/7", bytes=3 << 30, seconds=2.0)
@@ -48,7 +48,8 @@ class Metrics:
 
     operation: str
     """The call: ``"save"``, ``"save_async"``, ``"save_state_dict"``, ``"load"``, ``"load_into"``,
-    ``"load_state_dict"`` or ``"convert"``; ``"dcp.save"`` and ``"dcp.load"`` by torch's DCP."""
+    ``"load_state_dict"``, ``"convert"``, ``"copy"``, ``"diff"``, ``"delete"`` or ``"gc"``;
+    ``"dcp.save"`` and ``"dcp.load"`` by torch's DCP."""
     path: str
     """The path or URL."""
     rank: int = 0
@@ -56,7 +57,8 @@ class Metrics:
     ranks: int = 1
     """How many ranks save or load together."""
     bytes: int
-    """Bytes of tensors that this rank wrote or read; shared ones count."""
+    """Bytes of tensors that this rank wrote or read; shared ones count. Bytes of the files that a
+    copy has, of the tensors that `diff` compared; 0 for `delete` and `gc`."""
     shared: int = 0
     """Bytes that were not written because a save's ``base`` has them."""
     seconds: float
@@ -79,8 +81,11 @@ class Metrics:
         waited = f"{self.waited_seconds:.2f} s waiting for other ranks"
         if self.error:
             return f"{about} failed after {self.seconds:.2f} s ({self.error}), {waited}"
-        reads = self.operation.removeprefix("dcp.").startswith("load")
-        done = "read" if reads else "wrote"
+        if self.operation in ("delete", "gc"):
+            return f"{about} took {self.seconds:.2f} s"
+        done = "wrote"
+        if self.operation == "diff" or self.operation.removeprefix("dcp.").startswith("load"):
+            done = "read"
         size = f"{self.bytes / (1 << 30):.2f} GiB"
         if self.bytes < 1 << 30:
             size = f"{self.bytes / (1 << 20):.2f} MiB"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from xckpt.api.open import open
 from xckpt.api.save import Path, check_path, names_limits
 from xckpt.core.manifest.differences import Difference
-from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
+from xckpt.engine.ranks.watch import watched_call
+from xckpt.options import LoadOptions, check_flags, checked_options
 
 
 @names_limits
@@ -21,7 +22,7 @@ def diff(
         second: where the other is.
         values: also compare elements, Python values and the user metadata. Digests tell where both
             are cut into the same chunks; else both are read, within the memory of ``options``.
-        options: threads, memory, progress.
+        options: threads, memory, progress, metrics.
 
     Returns:
         Each difference in structure, type, dtype and shape, in the order of the first checkpoint,
@@ -47,6 +48,6 @@ def diff(
     check_path(second, "diff(first, second)", "second")
     check_flags("diff", values=values)
     options = checked_options(options, LoadOptions, "diff")
-    with with_progress(options, "diff", rank=0) as chosen:
+    with watched_call(options, "diff", first) as chosen:
         one, other = open(first, options=chosen), open(second, options=chosen)
         return differences(one, other, values=values, progress=chosen.progress)

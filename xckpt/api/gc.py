@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, SupportsFloat
 from xckpt.api.save import Path, check_path, names_limits
 from xckpt.core.text.arguments import as_float, named
 from xckpt.core.text.printable import in_few
+from xckpt.engine.ranks.watch import watched_call
 from xckpt.errors import StorageError
-from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
+from xckpt.options import LoadOptions, check_flags, checked_options
 
 if TYPE_CHECKING:
     from xckpt.storage.commit.collect import Leftover
@@ -50,7 +51,7 @@ def gc(
         dry_run: remove nothing.
         older_than: also remove what may belong to another host, if nothing in it has changed for
             this long: seconds, or a timedelta.
-        options: progress, which counts files as their leftovers go, and retries.
+        options: progress, which counts files as their leftovers go, metrics, and retries.
 
     Returns:
         Everything that was found, also what stays: place, owner, bytes, age, and whether it was
@@ -79,7 +80,7 @@ def gc(
     folder = place.folder
     _check_place(place)
     with (
-        with_progress(options, "gc", 0, path) as chosen,
+        watched_call(options, "gc", path) as chosen,
         storage_errors(place),
     ):
         unread: list[str] = []

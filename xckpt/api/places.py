@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xckpt.api.save import Path, check_path, names_limits
+from xckpt.engine.ranks.watch import watched_call
 from xckpt.errors import NotACheckpointError
-from xckpt.options import LoadOptions, check_flags, checked_options, with_progress
+from xckpt.options import LoadOptions, check_flags, checked_options
 
 if TYPE_CHECKING:
     from xckpt.storage.location import Location
@@ -55,7 +56,7 @@ def delete(path: Path, *, options: LoadOptions | None = None) -> None:
 
     Args:
         path: where it is, a path or URL as for `save`.
-        options: progress, which counts files, and retries.
+        options: progress, which counts files, metrics, and retries.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the path, or several.
@@ -75,7 +76,7 @@ def delete(path: Path, *, options: LoadOptions | None = None) -> None:
 
     options = checked_options(options, LoadOptions, "delete")
     location = Location.parse(path, options)
-    with with_progress(options, "delete", 0, path) as chosen:
+    with watched_call(options, "delete", path) as chosen:
         try:
             remove_checkpoint(location, chosen.progress)
         except NotACheckpointError:
@@ -102,7 +103,7 @@ def copy(
         source: where the checkpoint is, a path or URL as for `save`.
         target: where the copy goes.
         overwrite: replace a checkpoint there, as `save` does.
-        options: memory, progress, retries.
+        options: memory, progress, metrics, retries.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at ``source``.
@@ -133,7 +134,7 @@ def copy(
     if origin == place:
         raise ValueError(f"source and target of a copy are one place: {origin}")
     origin.access.start()
-    with with_progress(options, "copy", 0, source) as chosen:
+    with watched_call(options, "copy", source) as chosen:
         if has_checkpoint(origin) or not _is_foreign(source, origin):
             copy_checkpoint(origin, place, chosen, overwrite=overwrite)
         else:

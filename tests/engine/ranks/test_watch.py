@@ -92,6 +92,38 @@ def test_a_failure_has_its_metrics(tmp_path: Path) -> None:
     assert "failed after" in seen[0].line()
 
 
+def test_calls_of_one_rank_have_their_metrics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`copy`, `diff`, `delete` and `gc` took the function, and never called it."""
+    caplog.set_level(logging.INFO, logger="xckpt")
+    seen: list[xckpt.Metrics] = []
+    counted: list[xckpt.Progress] = []
+    options = xckpt.LoadOptions(metrics=seen.append, progress=counted.append)
+    one, two = tmp_path / "one", tmp_path / "two"
+    xckpt.save(one, STATE)
+    xckpt.copy(one, two, options=options)
+    copied = counted[-1].done
+    assert xckpt.diff(one, two, values=True, options=options) == []
+    compared = counted[-1].done
+    xckpt.delete(two, options=options)
+    xckpt.gc(tmp_path, options=options)
+    with pytest.raises(xckpt.NotACheckpointError):
+        xckpt.delete(two, options=options)
+    took = [(each.operation, Path(each.path), each.bytes, each.error) for each in seen]
+    failed = ("delete", two, 0, "NotACheckpointError")
+    assert took == [
+        ("copy", one, copied, ""),
+        ("diff", one, compared, ""),
+        ("delete", two, 0, ""),
+        ("gc", tmp_path, 0, ""),
+        failed,
+    ]
+    assert 0 < compared < copied
+    lines = [line.split(" of 1 ")[1].split()[0] for line in caplog.messages]
+    assert lines == ["wrote", "wrote", "read", "took", "took", "failed"]
+
+
 def test_a_failing_metrics_function_fails_no_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

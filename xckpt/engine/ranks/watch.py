@@ -15,8 +15,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Protocol, TypeVar
 
@@ -25,8 +26,8 @@ from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadPlan, SavePlan, WriteItems
 from xckpt.engine.ranks.alive import HeartbeatGroup
 from xckpt.engine.ranks.group import Group, SuspectingGroup
-from xckpt.options import LoadOptions, SaveOptions
-from xckpt.progress import Metrics
+from xckpt.options import LoadOptions, SaveOptions, is_watched, with_progress
+from xckpt.progress import Metrics, Progress
 
 logger: Final = logging.getLogger("xckpt")
 
@@ -211,6 +212,34 @@ class Watch:
             except Exception:
                 # The save or load itself has succeeded.
                 logger.exception("the metrics function failed")
+
+
+@contextlib.contextmanager
+def watched_call(
+    options: LoadOptions, call: str, path: str | os.PathLike[str]
+) -> Iterator[LoadOptions]:
+    """The options of a call of one rank, which is timed if there is a listener; its bytes are those
+    of its progress.
+
+    Example:
+        >>> with watched_call(LoadOptions(metrics=print), "copy", "run/7") as shown:
+        ...     shown.progress(Progress(done=8, total=8))  # doctest: +ELLIPSIS
+        Metrics(operation='copy', path='run/7', rank=0, ranks=1, bytes=8, shared=0, ...)
+    """
+    with with_progress(options, call, 0, path) as shown:
+        if not is_watched(options):
+            yield shown
+            return
+        watcher = shown.progress
+
+        def count(progress: Progress) -> None:
+            if progress.unit == "bytes":
+                watch.bytes = progress.done
+            if callable(watcher):
+                watcher(progress)
+
+        with Watch.of(call, path, options) as watch:
+            yield replace(shown, progress=count)
 
 
 def bytes_written(plan: SavePlan) -> int:
