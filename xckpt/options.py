@@ -99,7 +99,7 @@ class CallOptions:
     bar on rank 0, or in a log a line every 10 seconds with the time left, for which rich must be
     installed (``pip install "xckpt[progress]"``)."""
     metrics: Callable[[Metrics], object] | None = None
-    """Called once at the end of a save, load, conversion, `copy`, `delete`, `diff` or `gc`, on every
+    """Called once at the end of a save, load, conversion, `copy`, `diff`, `delete` or `gc`, on each
     rank, with what it took; also after a failure."""
 
     def __post_init__(self) -> None:
