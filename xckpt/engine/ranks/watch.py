@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
@@ -217,7 +217,7 @@ class Watch:
 @contextlib.contextmanager
 def watched_call(
     options: LoadOptions, call: str, path: str | os.PathLike[str]
-) -> Iterator[LoadOptions]:
+) -> Generator[LoadOptions]:
     """The options of a call of one rank, which is timed if there is a listener; its bytes are those
     of its progress.
 
