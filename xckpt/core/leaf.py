@@ -112,6 +112,8 @@ class HostSource(msgspec.Struct, frozen=True, eq=False, gc=False):
     annotation: str = ""
     spread: Callable[[], Spread | None] | None = None
     """Where the boxes of all processes are, if this one knows it."""
+    is_apart: bool = False
+    """Whether other processes may hold another tensor of its name, as of a pipeline stage."""
 
     @classmethod
     def in_place_of(
@@ -130,6 +132,7 @@ class HostSource(msgspec.Struct, frozen=True, eq=False, gc=False):
             sharding=source.sharding,
             annotation=source.annotation,
             spread=spread,
+            is_apart=getattr(source, "is_apart", False),
         )
 
     def data(self, index: int) -> NDArray[np.generic]:

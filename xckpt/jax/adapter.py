@@ -44,6 +44,7 @@ from xckpt.jax.shardings import (
     concrete,
     default_sharding,
     everywhere_whole,
+    is_apart,
     local_layout,
     spread,
     stored_sharding,
@@ -62,6 +63,8 @@ class ArraySource:
     sharded: bool
     sharding: Sharding | None
     annotation: str = ""
+    is_apart: bool = False
+    """Whether some process has none of its devices, and may hold another array of its name."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -140,6 +143,7 @@ class JaxAdapter(Adapter[Leaf]):
             sharded=not everywhere_whole(array.sharding),
             sharding=stored_sharding(array.sharding, array.ndim),
             annotation=key.annotation if key else "",
+            is_apart=is_apart(array.sharding),
         )
 
     def copyable(self, leaf: Leaf, name: str) -> Copyable:

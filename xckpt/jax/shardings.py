@@ -109,10 +109,16 @@ def everywhere_whole(sharding: jax.sharding.Sharding) -> bool:
     """
     if not sharding.is_fully_replicated:
         return False
-    if sharding.is_fully_addressable:
-        return True
-    holders = {device.process_index for device in sharding.device_set}
-    return len(holders) == jax.process_count()
+    return sharding.is_fully_addressable or not is_apart(sharding)
+
+
+@lru_cache(maxsize=64)
+def is_apart(sharding: jax.sharding.Sharding) -> bool:
+    """Whether some process has none of the devices: it may hold another array of the same name."""
+    processes = jax.process_count()
+    if processes == 1 or sharding.is_fully_addressable:
+        return processes > 1
+    return len({device.process_index for device in sharding.device_set}) < processes
 
 
 def stored_sharding(sharding: jax.sharding.Sharding, rank: int) -> Sharding | None:

@@ -5,9 +5,8 @@ stored. If it differs by rank, the others' would be lost. So small ones are comp
 first, but for those that are `PerRank`, and those whose data cost a transfer that must be
 announced. Of a tensor above the limits a sample from its middle is compared. That tells other
 tensors by their contents, as those of pipeline stages that have one name; of tensors that differ
-elsewhere alone any one rank's is kept. Of a tensor that is cut over a part of the ranks, as those
-of a pipeline stage are, the rank that holds its beginning takes a sample of that: two such meshes
-may have tensors of one name.
+elsewhere alone any one rank's is kept. So it is with the boxes of a tensor that lies on a part of
+the ranks alone, as those of a pipeline stage do: several such parts may have tensors of one name.
 
 ``SaveOptions(compare_replicas=True)`` has all compared, also each box of a sharded tensor that
 several ranks hold: as under HSDP, or where each of several meshes has the whole tensor.
@@ -53,7 +52,9 @@ MOST_BYTES: Final = 32 << 20
 SAMPLE: Final = 1 << 10
 """Elements of each other tensor that are compared."""
 MOST_SAMPLES: Final = 1 << 13
-"""Tensors that samples are taken of, the largest."""
+"""Boxes that samples are taken of, the largest."""
+MOST_OF_ONE: Final = 1 << 6
+"""Boxes of one tensor that are compared, the first."""
 
 
 def small_replicas(
@@ -62,43 +63,40 @@ def small_replicas(
     encode: Callable[[Value, str], bytes],
     containers: Mapping[str, str],
 ) -> Iterator[tuple[str, str, object]]:
-    """Name, type and data of each leaf that is whole on this rank and not `PerRank`.
+    """Name, type and data of each box that may be a replica and is not `PerRank`.
 
     The data are the framework's tensor, or a sample of one that is not small; of a value the bytes
     that stand for it, from ``encode``, which takes the leaf's name too.
     """
     yield from _values(values, encode, containers)
     own = _own(containers)
-    whole: list[tuple[int, str, SourceLeaf]] = []
+    boxes: list[tuple[int, str, int, SourceLeaf]] = []
     for name, leaf in leaves.items():
-        if getattr(leaf, "is_apart", False) and not (own and name.startswith(own)):
-            yield from _beginning(name, leaf)
-        if leaf.sharded or not leaf.dtype or len(leaf.boxes) != 1 or hasattr(leaf, "expect"):
+        is_whole = not leaf.sharded and len(leaf.boxes) == 1
+        if not (is_whole or getattr(leaf, "is_apart", False)):
             continue
-        if not (own and name.startswith(own)):
-            size = prod(leaf.shape) * item_size(leaf.dtype)
-            whole.append((min(size, MOST_BYTES + 1), name, leaf))
+        if not leaf.dtype or hasattr(leaf, "expect") or (own and name.startswith(own)):
+            continue
+        item, counts = item_size(leaf.dtype), [prod(leaf.shape)]
+        if not is_whole:
+            counts = leaf.boxes.elements[:MOST_OF_ONE].tolist()
+        for number, count in enumerate(counts):
+            boxes.append((min(count * item, MOST_BYTES + 1), name, number, leaf))
     # The state of a generator or a position, which are small, is what differs by mistake.
-    whole.sort(key=itemgetter(0, 1))
-    sizes = np.fromiter((size for size, _, _ in whole), np.int64, len(whole))
+    boxes.sort(key=itemgetter(0, 1, 2))
+    sizes = np.fromiter((size for size, *_ in boxes), np.int64, len(boxes))
     few = int(np.count_nonzero((sizes <= MOST_LEAF_BYTES) & (sizes.cumsum() <= MOST_BYTES)))
-    for _, name, leaf in whole[:few]:
-        yield name, _kind(leaf, leaf.boxes[0]), leaf.data(0)
-    for _, name, leaf in whole[few:][-MOST_SAMPLES:]:
-        yield _sample(name, leaf, 0)
-
-
-def _beginning(name: str, leaf: SourceLeaf) -> Iterator[tuple[str, str, object]]:
-    """A sample of the box in which a tensor begins, if this rank holds it."""
-    for number, box in enumerate(leaf.boxes):
-        if box.elements and not any(box.offsets):
-            yield _sample(name, leaf, number)
+    for _, name, number, leaf in boxes[:few]:
+        yield name, _kind(leaf, leaf.boxes[number]), leaf.data(number)
+    for _, name, number, leaf in boxes[few:][-MOST_SAMPLES:]:
+        yield _sample(name, leaf, number)
 
 
 def _sample(name: str, leaf: SourceLeaf, number: int) -> tuple[str, str, object]:
-    """The middle of a box that has elements and begins where the tensor does."""
-    sample, data = middle(leaf.boxes[number].sizes, SAMPLE), cast(_Sliced, leaf.data(number))
-    return name, _kind(leaf, sample), data[sample.slices()]
+    """The middle of a box that has elements."""
+    box, data = leaf.boxes[number], cast(_Sliced, leaf.data(number))
+    sample = middle(box.sizes, SAMPLE)
+    return name, _kind(leaf, sample.shifted(box.offsets)), data[sample.slices()]
 
 
 def middle(shape: Sequence[int], most: int) -> Box:
