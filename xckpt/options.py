@@ -203,8 +203,8 @@ class SaveOptions(CallOptions):
     ranks share it evenly; a single shard above a rank's share goes alone."""
     compare_replicas: bool | None = None
     """Refuse what differs between the ranks that hold it: by default values, plain tensors and
-    shards of tensors on a part of the ranks, up to 1 MiB each, the smallest first, 32 MiB in all,
-    and 1,024 elements of others. True compares all, in a pass over the state; False none."""
+    shards of those on a part of the ranks, up to 1 MiB each, smallest first, 32 MiB in all; of
+    others 1,024 elements. True compares all, shards too, in a pass over the state; False none."""
     verify_base: bool = False
     """Read each chunk of a save's ``base`` before it is shared; one that is damaged is written
     anew. The coordinator's value counts for all ranks."""

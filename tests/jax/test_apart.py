@@ -31,6 +31,13 @@ SIZES = 64, 1 << 20
 """One that is compared as a whole, and one of which samples are."""
 
 
+def save(path: str, state: object, background: bool) -> None:
+    if background:
+        xckpt.save_async(path, state).result()
+    else:
+        xckpt.save(path, state)
+
+
 def on_process_differ(folder: str) -> dict[str, str]:
     """What a save says where processes have other arrays under one name; empty if it saved."""
     rank, said = jax.process_index(), dict[str, str]()
@@ -48,10 +55,7 @@ def on_process_differ(folder: str) -> dict[str, str]:
             for background in (False, True):
                 path = f"{folder}/{name}"
                 with pytest.raises(xckpt.PlanError) as caught:
-                    if background:
-                        xckpt.save_async(path, {"w": array}).result()
-                    else:
-                        xckpt.save(path, {"w": array})
+                    save(path, {"w": array}, background)
                 said[f"{name}, {size}, {background}"] = str(caught.value)
     return said
 
@@ -69,7 +73,7 @@ def test_arrays_that_differ_under_one_name_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def on_process_equal(folder: str) -> list[str]:
+def on_process_equal(folder: str) -> None:
     rank = jax.process_index()
     for size in SIZES:
         content = np.arange(size, dtype=np.float32)
@@ -81,9 +85,8 @@ def on_process_equal(folder: str) -> list[str]:
             f"stage{len(stage)}": on(stage, ROWS, content + rank // 2),
             "own": xckpt.PerRank(on((rank,), ROWS, content + rank)),
         }
-        xckpt.save(f"{folder}/{size}", state)
-        xckpt.save_async(f"{folder}/later{size}", state).result()
-    return []
+        save(f"{folder}/{size}", state, False)
+        save(f"{folder}/later{size}", state, True)
 
 
 def test_equal_ones_and_those_of_other_names_are_saved(tmp_path: Path) -> None:
