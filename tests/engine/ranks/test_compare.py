@@ -110,6 +110,17 @@ def test_equal_replicas_and_shards_pass(tmp_path: Path) -> None:
     results(2, lambda g: xckpt.save(tmp_path / "a", state(g.rank), group=g, options=options))
 
 
+def test_ranks_with_other_amounts_of_leaves_compare_what_they_share(tmp_path: Path) -> None:
+    """One has room for all of a leaf, the other for a sample, as stages of other sizes have."""
+
+    def state(rank: int) -> Any:
+        own = {f"a{rank}/{n}": np.zeros(1 << 20, np.uint8) for n in range(5 + 35 * rank)}
+        return {**own, "w": np.full(1 << 20, rank, np.uint8)}
+
+    text = refused(tmp_path, state, 2)
+    assert "w: [523776, 524800) differs between rank 0 and rank 1" in text
+
+
 def test_of_tensors_above_the_limit_in_all_the_middle_is_compared(tmp_path: Path) -> None:
     """32 MiB in all, the smallest first; of what is above, all but the middle is not looked at."""
 

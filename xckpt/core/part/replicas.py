@@ -51,6 +51,8 @@ MOST_BYTES: Final = 32 << 20
 """Most bytes of all leaves that are compared: it takes some milliseconds."""
 SAMPLE: Final = 1 << 10
 """Elements of each other tensor that are compared."""
+SAMPLED_BYTES: Final = 1 << 16
+"""Smallest box that a sample is taken of though all of it is compared."""
 MOST_SAMPLES: Final = 1 << 13
 """Boxes that samples are taken of, the largest."""
 MOST_OF_ONE: Final = 1 << 6
@@ -88,7 +90,9 @@ def small_replicas(
     few = int(np.count_nonzero((sizes <= MOST_LEAF_BYTES) & (sizes.cumsum() <= MOST_BYTES)))
     for _, name, number, leaf in boxes[:few]:
         yield name, _kind(leaf, leaf.boxes[number]), leaf.data(number)
-    for _, name, number, leaf in boxes[few:][-MOST_SAMPLES:]:
+    # A rank with more leaves has less room for each, and takes a sample of what is whole here.
+    sampled = min(few, int(np.searchsorted(sizes, SAMPLED_BYTES)))
+    for _, name, number, leaf in boxes[sampled:][-MOST_SAMPLES:]:
         yield _sample(name, leaf, number)
 
 

@@ -233,6 +233,11 @@ def _leaf_of(name: str) -> str:
     return name.rpartition("\0")[0]
 
 
+def _part_of(name: str) -> str:
+    """Which part of the leaf a name of `_Own.names` is about; empty if all."""
+    return name.rpartition("\0")[2].partition("\n")[2]
+
+
 def _text(name: str) -> bytes:
     return name.encode("utf-8", "surrogatepass")
 
@@ -278,21 +283,25 @@ class _Comparison:
         said = [(_details(answers[ranks[0]]), ranks) for ranks in self._ranks]
         calls = _differences([(each.arguments, ranks) for each, ranks in said], _argument)
         leaves = _differences([(each.leaves, ranks) for each, ranks in said], _leaf)
-        if calls or leaves:
-            raise PlanError.listing(SUMMARY if leaves else ARGUMENTS, [*calls, *leaves])
+        whole = {_leaf_of(name) for name in leaves if not _part_of(name)}
+        told = [
+            leaf for name, leaf in leaves.items() if not _part_of(name) or leaf.leaf not in whole
+        ]
+        if calls or told:
+            raise PlanError.listing(SUMMARY if told else ARGUMENTS, [*calls.values(), *told])
         return b""
 
 
 def _differences(
     said: Iterable[tuple[Mapping[str, object], Sequence[int]]],
     say: Callable[[str, Mapping[object, list[int]]], Problem],
-) -> list[Problem]:
+) -> dict[str, Problem]:
     """The message for each name under which ranks have different values."""
     values: dict[str, dict[object, list[int]]] = {}
     for named, ranks in said:
         for name, value in named.items():
             values.setdefault(name, {}).setdefault(value, []).extend(ranks)
-    return [say(name, ranks) for name, ranks in values.items() if len(ranks) > 1]
+    return {name: say(name, ranks) for name, ranks in values.items() if len(ranks) > 1}
 
 
 def _argument(name: str, ranks: Mapping[object, list[int]]) -> Problem:
@@ -307,9 +316,8 @@ def _leaf(name: str, ranks: Mapping[object, list[int]]) -> Problem:
         text = f"differs on each of {ranks_in_words(every)}"
     else:
         text = f"differs between {' and '.join(_few([*map(ranks_in_words, groups)]))}"
-    leaf, _, kind = name.rpartition("\0")
-    part = f"{box} " if (box := kind.partition("\n")[2]) else ""  # of a sharded tensor
-    return Problem(leaf, kind="replica", text=part + text)
+    part = f"{box} " if (box := _part_of(name)) else ""
+    return Problem(_leaf_of(name), kind="replica", text=part + text)
 
 
 def _few(said: Sequence[str]) -> Sequence[str]:
