@@ -112,14 +112,26 @@ def test_a_prefix(saved: Path, prefix: str, cure: str) -> None:
         "3 leaves in the checkpoint but not wanted"
     )
     assert lines[1].startswith(
-        f"  3 names in the target begin with '{prefix}' and are in the checkpoint without it: {cure}"
+        f"  3 names in the target hold '{prefix}' and are in the checkpoint without it: {cure}"
     )
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module."])
+def test_a_prefix_within_names(tmp_path: Path, prefix: str) -> None:
+    """A block of a model was compiled, or wrapped, and not the whole."""
+    xckpt.save(
+        tmp_path / "c", {"model": {f"blocks.0.{prefix}{name}": MODEL[name] for name in MODEL}}
+    )
+    like = {"model": {f"blocks.0.{name}": array for name, array in MODEL.items()}}
+    message = said(xckpt.TreeMismatchError, lambda: xckpt.load(tmp_path / "c", like))
+    hint = f"3 names in the checkpoint hold '{prefix}' and are in the target without it: save and"
+    assert hint in message
 
 
 def test_only_a_part_is_wanted(saved: Path) -> None:
     message = said(xckpt.TreeMismatchError, lambda: xckpt.load(saved, MODEL))
     assert (
-        "3 names in the checkpoint begin with 'model/' and are in the target without it: "
+        "3 names in the checkpoint hold 'model/' and are in the target without it: "
         "load(path, like, at='model') takes that part"
     ) in message
 

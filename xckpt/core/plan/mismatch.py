@@ -74,7 +74,7 @@ def mismatch(
         >>> extra = Problem("w", kind=UNEXPECTED, text="in the checkpoint, but not wanted")
         >>> print(mismatch([missing, extra]))
         the target does not fit the checkpoint: 1 leaf wanted but not in the checkpoint, 1 leaf in the checkpoint but not wanted (strict=False loads what both have; missing= and unexpected= are for one side each)
-          1 name in the target begins with 'module.' and is in the checkpoint without it: save and load model.module of a DistributedDataParallel
+          1 name in the target holds 'module.' and is in the checkpoint without it: save and load model.module of a DistributedDataParallel
           - module.w: wanted, but not in the checkpoint
           - w: in the checkpoint, but not wanted
     """  # noqa: E501  # a message is one line
@@ -179,7 +179,7 @@ def guess(
 
     Example:
         >>> guess(["w"], ["_orig_mod.w"])[0]
-        "1 name in the checkpoint begins with '_orig_mod.' and is in the target without it: save and load the model that torch.compile was given, as it is named by ._orig_mod"
+        "1 name in the checkpoint holds '_orig_mod.' and is in the target without it: save and load the model that torch.compile was given, as it is named by ._orig_mod"
         >>> guess(["head/kernel"], ["head/kernels"])
         ['probably renamed: head/kernels in the checkpoint is head/kernel in the target']
     """  # noqa: E501  # a message is one line
@@ -258,11 +258,19 @@ def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> tuple[str, int]:
 
 
 def _without(name: str, prefix: str) -> str:
-    """A name without a prefix, which may stand at its beginning or at that of a later part."""
+    """A name without a prefix, which may stand at its beginning or at that of a later part.
+
+    Example:
+        >>> _without("model/blocks.0._orig_mod.weight", "_orig_mod.")
+        'model/blocks.0.weight'
+    """
     if name.startswith(prefix):
         return name[len(prefix) :]
-    before, found, after = name.partition(f"/{prefix}")
-    return f"{before}/{after}" if found else name
+    for end in "/.":
+        before, found, after = name.partition(f"{end}{prefix}")
+        if found:
+            return f"{before}{end}{after}"
+    return name
 
 
 def _containers(longer: Sequence[str], known: set[str]) -> list[str]:
@@ -279,6 +287,6 @@ def _containers(longer: Sequence[str], known: set[str]) -> list[str]:
 
 def _about_prefix(prefix: str, count: int, side: str, other: str, cure: str) -> str:
     names = "1 name" if count == 1 else f"{count:,} names"
-    begin, are = ("begins", "is") if count == 1 else ("begin", "are")
+    hold, are = ("holds", "is") if count == 1 else ("hold", "are")
     cure = _CURES.get(prefix) or cure or f"take the prefix off the names of {side}"
-    return f"{names} in {side} {begin} with {prefix!r} and {are} in {other} without it: {cure}"
+    return f"{names} in {side} {hold} {prefix!r} and {are} in {other} without it: {cure}"
