@@ -275,3 +275,8 @@ def test_a_manager_belongs_to_its_process(tmp_path: Path, make: Callable[[object
     checkpoints = xckpt.CheckpointManager(tmp_path)
     with pytest.raises(TypeError, match=f"<CheckpointManager {tmp_path}> belongs to its process"):
         make(checkpoints)
+
+
+def test_a_record_refuses_metrics_without_names() -> None:
+    with pytest.raises(TypeError, match="metrics=\\) takes a mapping from names to numbers, not"):
+        StepRecord(1, metrics=5)  # type: ignore[arg-type]

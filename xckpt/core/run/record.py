@@ -32,7 +32,7 @@ class StepRecord:
     """A committed checkpoint of a run.
 
     Raises:
-        TypeError: ``number`` is not an int.
+        TypeError: ``number`` is not an int, or ``metrics`` are no mapping.
 
     Example:
         >>> StepRecord(500, 1767225600.0, {"loss": 0.25}, bytes=1024).name
@@ -75,6 +75,9 @@ class StepRecord:
                 object.__setattr__(self, "number", whole(self.number))
             except TypeError:
                 raise wrong_argument("StepRecord", "number", "an int", self.number) from None
+        if not isinstance(self.metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            takes = "a mapping from names to numbers"
+            raise wrong_argument("StepRecord", "metrics", takes, self.metrics)
         if not self.name:
             from xckpt.core.run.names import step_name
 
