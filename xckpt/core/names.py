@@ -38,6 +38,8 @@ _INT_STARTS = frozenset("-0123456789")
 _PLAIN_COMPONENT = r"(?:0|[1-9][0-9]{0,18}|[^%/0-9\-][^%/]*)"
 _PLAIN = re.compile(rf"{_PLAIN_COMPONENT}(?:/{_PLAIN_COMPONENT})*")
 """Names without an escape: most are."""
+_NUMBERED = re.compile("(?:.*/)?state/[0-9]+/")
+
 _UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
 _RESERVED = {
     "zarr.json",
@@ -193,6 +195,23 @@ not a str for w
         for each in cast(Sequence[object], names):
             if not isinstance(each, str):
                 raise TypeError(f"{takes} {named(type(each).__name__)} among those of {name}")
+
+
+def about_numbered(names: Iterable[str]) -> str:
+    """What to do where ranks differ in an optimizer's state by number; empty without such names.
+
+    Example:
+        >>> about_numbered(["opt/state/0/exp_avg"]).split(": ")[1]
+        'torch.distributed.checkpoint.state_dict.get_optimizer_state_dict names it by parameter'
+        >>> about_numbered(["model/state/w", "opt/param_groups/0/lr"])
+        ''
+    """
+    if not any(map(_NUMBERED.match, names)):
+        return ""
+    return (
+        "; an optimizer of torch names its state by number, and ranks may number other parameters: "
+        "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict names it by parameter"
+    )
 
 
 def component(key: str | int) -> str:

@@ -5,8 +5,8 @@
 2. `Kinds`: leaves that are of one kind on every rank, which models have many of, are planned once.
 3. `_collect`: all ranks' boxes, kind by kind.
 4. `lay_out_all`: a `Layout` for each kind, computed once for those that are alike.
-5. `shares_of`: what each rank writes, which become blocks of columns. Leaves that several ranks
-   could write are shared out one by one, so each becomes a kind of its own.
+5. `shares_of`: what each rank writes, in blocks of columns. Leaves that several ranks could write
+   are shared out one by one, so each becomes a kind of its own.
 
 Ranks that know each other's plans do 4 and 5 alone (`xckpt.core.plan.alone`).
 """
@@ -27,6 +27,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Block, Boxes, expanded
 from xckpt.core.geometry.grid import Grid, GridOptions
 from xckpt.core.metadata import Metadata
+from xckpt.core.names import about_numbered
 from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out, metadata_of, share
 from xckpt.core.plan.save_checks import merge_containers
@@ -47,8 +48,7 @@ def global_plan(
         options: target sizes of chunks.
 
     Raises:
-        PlanError: ranks disagree on a leaf or a container, boxes overlap, or elements are missing;
-            all listed.
+        PlanError: ranks disagree on leaves or containers, boxes overlap, or elements are missing.
     """
     columns = [WriteItems.of(plan.items) for plan in plans]
     table, numbers = merge_tables([items.table for items in columns])
@@ -80,8 +80,7 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
     A rank without a part of a tensor may not know its dtype; then another one must.
 
     Raises:
-        PlanError: two ranks disagree on what a leaf is, or none knows it; all such leaves are
-            listed.
+        PlanError: two ranks disagree on what a leaf is, or none knows it; all are listed.
     """
     first = tables[0]
     if all(table is first or table == first for table in tables):
@@ -109,7 +108,8 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
             known[id(table)] = np.array([seen[id(row)] for row in table], np.int32)
         mapped.append(known[id(table)])
     if problems:
-        raise PlanError.listing("ranks disagree on what a leaf is", problems.values())
+        summary = f"ranks disagree on what a leaf is{about_numbered(problems)}"
+        raise PlanError.listing(summary, problems.values())
     merged = tuple(rows.values())
     _check_known(merged)
     return merged, mapped

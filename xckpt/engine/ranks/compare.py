@@ -29,6 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
+from xckpt.core.names import about_numbered
 from xckpt.core.part.replicas import joined
 from xckpt.core.problem import Problem
 from xckpt.engine.ranks.alive import WORK
@@ -288,7 +289,9 @@ class _Comparison:
             leaf for name, leaf in leaves.items() if not _part_of(name) or leaf.leaf not in whole
         ]
         if calls or told:
-            raise PlanError.listing(SUMMARY if told else ARGUMENTS, [*calls.values(), *told])
+            by_number = about_numbered(each.leaf or "" for each in told)
+            summary = SUMMARY + by_number if told else ARGUMENTS
+            raise PlanError.listing(summary, [*calls.values(), *told])
         return b""
 
 
