@@ -47,6 +47,12 @@ def state_of(mistake: str, rank: int) -> Any:
         return {"w": torch.ones(3, dtype=torch.float16 if rank else torch.float32)}
     if mistake == "local shards in place of a DTensor":
         return {"model": {"w": torch.arange(4.0).chunk(2)[rank].clone()}, "b": torch.zeros(2)}
+    if mistake == "optimizers of other parameters":
+        model = torch.nn.Linear(3, 1 + rank)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        return {"optimizer": optimizer, "w": torch.ones(3)}
     if mistake == "a value of each rank's own":
         return {"w": torch.ones(3), "seed": 17 + rank}
     if mistake == "a tensor and a value":
@@ -71,6 +77,11 @@ def on_rank_save(rank: int, path: Path, mistake: str) -> tuple[str, str]:
         ("shapes differ", "PlanError", ["w: shape (3,) on rank 0 but (4,) on rank 1"]),
         ("dtypes differ", "PlanError", ["w: dtype float32 on rank 0 but float16 on rank 1"]),
         ("a tensor and a value", "PlanError", ["w: type float on rank 0 but tensor on rank 1"]),
+        (
+            "optimizers of other parameters",
+            "PlanError",
+            ["get_optimizer_state_dict", "state/0/momentum_buffer"],
+        ),
         (
             "local shards in place of a DTensor",
             "PlanError",
@@ -265,6 +276,29 @@ def test_an_argument_that_is_wrong_on_one_rank(
     assert first == second and first[0] == kind and first[2], (first, second)
     assert f"rank {chosen}: {kind}: " in first[1] and words in first[1], first[1]
     assert not (tmp_path / "c").exists()
+
+
+def on_rank_restore(rank: int, path: Path, call: str, chosen: int) -> list[tuple[str, str]]:
+    state = {"w": torch.zeros(3)}
+    run = xckpt.CheckpointManager(path, timeout=20)
+    wrong: dict[str, Any] = {"stric": True} if rank == chosen else {}
+    said = [error_told(lambda: getattr(run, call)(state, **wrong)), error_told(lambda: run.steps())]
+    run.restore_into(state)
+    assert state["w"].tolist() == [1, 1, 1]
+    return said
+
+
+@pytest.mark.parametrize("call", ["restore", "restore_into"])
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_an_argument_of_restore_that_one_rank_has_wrong(
+    two_ranks: Ranks, tmp_path: Path, call: str, chosen: int
+) -> None:
+    """The others began to load, and heard of a lost rank."""
+    xckpt.CheckpointManager(tmp_path).save(0, {"w": np.ones(3, np.float32)})
+    first, second = two_ranks.run(on_rank_restore, tmp_path, call, chosen)
+    assert first == second and first[0][0] == "TypeError" and first[1] == ("", ""), first
+    words = f"rank {chosen}: TypeError: {call} has no argument 'stric'; did you mean strict?"
+    assert words in first[0][1]
 
 
 def on_rank_at_another_step(rank: int, path: Path, chosen: int) -> list[tuple[str, str]]:

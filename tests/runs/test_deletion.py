@@ -113,8 +113,8 @@ def test_a_newest_that_goes_while_it_is_restored_has_a_successor(
         training.save(1, {"step": 1})
         training.wait()
 
-        def late(path: str, *arguments: Any, **options: Any) -> Any:
-            if path.endswith("1"):
+        def late(path: Path, *arguments: Any, **options: Any) -> Any:
+            if str(path).endswith("1"):
                 training.save(2, {"step": 2})
                 training.wait()
             return load(path, *arguments, **options)

@@ -147,12 +147,12 @@ def test_an_error_of_a_skipped_step_holds_no_memory_of_its_load() -> None:
     """Else as many manifests stay in memory as there are damaged steps."""
     held: list[weakref.ref[object]] = []
 
-    def read(path: str) -> NoReturn:
+    def read(path: object) -> NoReturn:
         content = {path}
         held.append(weakref.ref(content))
         raise ValueError(path)
 
-    def load(path: str) -> NoReturn:
+    def load(path: object) -> NoReturn:
         content = {path}
         held.append(weakref.ref(content))
         try:

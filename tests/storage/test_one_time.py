@@ -97,6 +97,36 @@ def test_a_conversion_that_writes_has_no_time_of_its_own(faulty_s3: FaultyBucket
     assert taken < TIMES["timeout"] + CLEANUP_SECONDS + GRACE
 
 
+@pytest.mark.parametrize(
+    ("call", "late", "answered"),
+    [
+        (xckpt.CheckpointManager.reload, 0.4, 2),
+        (xckpt.CheckpointManager.restore, 0.7, 1),
+        (lambda run: run.restore_into(STATE), 0.7, 1),
+    ],
+)
+def test_a_call_of_a_manager_has_one_time(
+    faulty_s3: FaultyBucket,
+    tmp_path: Path,
+    call: Callable[[xckpt.CheckpointManager], object],
+    late: float,
+    answered: int,
+):
+    """Each request of its listing had the whole time, and then the load."""
+    faulty_s3.fault = never
+    root = f"{faulty_s3.url}/{tmp_path.name}"
+    run = xckpt.CheckpointManager(root, load_options=xckpt.LoadOptions(**TIMES))
+    run.save(0, STATE)
+    run.wait()
+    faulty_s3.fault = Slower(late, answered)
+    began = time.monotonic()
+    with pytest.raises(xckpt.StorageError, match="within the 1 s that the call may take"):
+        call(run)
+    assert time.monotonic() - began < TIMES["timeout"] + GRACE
+    faulty_s3.fault = never
+    assert call(run) is not None or run.latest() is not None
+
+
 def test_a_writer_that_saves_twice_has_time_for_each(faulty_s3: FaultyBucket):
     """The base is looked at once, with the first."""
     faulty_s3.fault = never

@@ -48,7 +48,7 @@ def newest_good(paths: Iterable[str], load: Callable[[str], T]) -> T:
     """
     damaged: Damaged = {}
     candidates = (Candidate(path, name=path) for path in paths)
-    found = first_good(candidates, load, damaged, stacklevel=4)
+    found = first_good(candidates, lambda path: load(os.fspath(path)), damaged, stacklevel=4)
     if found is not None:
         return found[1]
     if len(damaged) == 1:

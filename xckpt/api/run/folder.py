@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -24,6 +25,9 @@ from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.run.agreement import listed
 from xckpt.engine.steps import broadcast
 from xckpt.errors import NotACheckpointError
+
+if TYPE_CHECKING:
+    from xckpt.storage.location import Location
 
 COLLECT_SECONDS: Final = 86400.0
 """After this long a run looks again for what killed saves have left: by then it may be removed."""
@@ -66,17 +70,22 @@ class RunFolder:
         """Where a step is."""
         return self.root_of(record).path(record.name)
 
+    def place(self, record: StepRecord) -> Location:
+        """Where a step is, to be asked within the time of the last look."""
+        return self.root_of(record).asked.within(record.name)
+
     def path_of(self, number: int) -> str:
         """Where a step is, or would be saved."""
         found = self.find(number)
         return self.path(found[-1] if found else StepRecord(number))
 
     @names_limits
-    def look(self, *, reread: bool = False) -> list[StepRecord]:
+    def look(self, *, reread: bool = False, again: bool = False) -> list[StepRecord]:
         """The committed steps, by number, except those known as damaged; collective.
 
         Args:
             reread: read all manifests again, and forget which steps are damaged.
+            again: in a call that has looked before, and has one time for all.
 
         Raises:
             PlanError: the ranks make different calls.
@@ -87,7 +96,10 @@ class RunFolder:
             self._records, self._unreadable, self.damaged = {}, {}, set()
         self._forget_deleted()
         before = tuple(self._records)
-        found = msgspec.msgpack.decode(listed(self.group, self._listing), type=Steps)
+        listing = partial(self._listing, begins=not again)
+        found = msgspec.msgpack.decode(listed(self.group, listing), type=Steps)
+        for root in () if self.is_coordinator or again else self.roots:
+            root.begin()
         records = {key_of(record): record for record in found.records}
         for key in {*before} - records.keys():
             self._records.pop(key, None)
@@ -122,15 +134,15 @@ class RunFolder:
         names = (each.name for each in reversed(own) if each.temporary == temporary)
         return next(names, None), temporary
 
-    def _listing(self) -> bytes:
+    def _listing(self, *, begins: bool) -> bytes:
         from xckpt.storage.run_steps import Steps
 
-        found = [
-            root.listing(
-                each for each in tuple(self._records.values()) if self.root_of(each) is root
-            )
-            for root in self.roots
-        ]
+        found: list[Steps] = []
+        for root in reversed(self.roots):  # a lost temporary one takes no time from the other
+            if begins:
+                root.begin()
+            known = [each for each in tuple(self._records.values()) if self.root_of(each) is root]
+            found.append(root.listing(known))
         records = sorted((each for steps in found for each in steps.records), key=place_of)
         unreadable = [each for steps in found for each in steps.unreadable]
         return msgspec.msgpack.encode(Steps(records, unreadable))

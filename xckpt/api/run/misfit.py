@@ -8,12 +8,14 @@ it, and is of use only where an older step has other leaves: a wrong target is r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import msgspec
 
 from xckpt.api.open import open
 from xckpt.api.run.folder import RunFolder
+from xckpt.api.save import Path
 from xckpt.core.manifest.entries import TensorEntry
 from xckpt.engine.ranks.group import operation
 from xckpt.engine.steps import broadcast
@@ -22,7 +24,7 @@ from xckpt.options import LoadOptions
 
 
 def damage_of(
-    folder: RunFolder, path: str, older: Iterable[str], options: LoadOptions | None
+    folder: RunFolder, path: Path, older: Iterable[Path], options: LoadOptions | None
 ) -> CorruptCheckpointError | None:
     """The damage of a step that does not fit; None if it has none, or no older one may fit.
 
@@ -48,7 +50,7 @@ def damage_of(
     return CorruptCheckpointError.listing(summary, problems) if problems else None
 
 
-def _leaves(path: str, options: LoadOptions | None) -> set[tuple[object, ...]] | None:
+def _leaves(path: Path, options: LoadOptions | None) -> set[tuple[object, ...]] | None:
     """What a target has to fit of a step; None if it cannot be opened."""
     try:
         with open(path, options=options) as checkpoint:
@@ -60,7 +62,7 @@ def _leaves(path: str, options: LoadOptions | None) -> set[tuple[object, ...]] |
         return None
 
 
-def _problems(path: str, options: LoadOptions | None) -> list[str]:
+def _problems(path: Path, options: LoadOptions | None) -> list[str]:
     """What is wrong with a step; nothing, if the storage refuses to say."""
     from xckpt.storage.refusals import error_of_reading
 
@@ -69,4 +71,4 @@ def _problems(path: str, options: LoadOptions | None) -> list[str]:
             problems = checkpoint.verify()
     except XckptError:
         return []
-    return [] if error_of_reading(path, problems) else [str(each) for each in problems]
+    return [] if error_of_reading(os.fspath(path), problems) else [str(each) for each in problems]

@@ -8,7 +8,8 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -28,7 +29,8 @@ from xckpt.api.parts import Patterns
 from xckpt.api.run.folder import RunFolder
 from xckpt.api.run.restore import Restored, Skipped, restore_step
 from xckpt.api.run.saves import RunSaves
-from xckpt.api.save import names_limits
+from xckpt.api.save import Path, names_limits
+from xckpt.core.near_names import no_such_name
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.core.run.numbers import checked_step
@@ -167,7 +169,9 @@ class RunReading:
         """
         target, group, options = cast(Any, like), self._folder.group, self._load_options
         found = self._restored(
-            step, lambda path: load(path, target, group=group, options=options, **arguments)
+            step,
+            lambda path: load(path, target, group=group, options=options, **arguments),
+            lambda: _check_names("restore", arguments, LoadArguments),
         )
         given = not isinstance(default, _Raise)
         # Else a rank with one would begin, and wait for the others.
@@ -213,7 +217,9 @@ class RunReading:
         """
         group, options = self._folder.group, self._load_options
         found = self._restored(
-            step, lambda path: load_into(path, state, group=group, options=options, **arguments)
+            step,
+            lambda path: load_into(path, state, group=group, options=options, **arguments),
+            lambda: _check_names("restore_into", arguments, IntoArguments),
         )
         return None if found is None else found.state
 
@@ -242,19 +248,21 @@ class RunReading:
             >>> checkpoints.save(3, {"w": 1, "lr": 0.5}), checkpoints.restore_with(xckpt.load)
             (True, {'w': 1, 'lr': 0.5})
         """
-        found = self._restored(step, load)
+        found = self._restored(
+            step, lambda path: load(os.fspath(path)), lambda: _check_loader(load)
+        )
         return None if found is None else found.state
 
     @names_limits
     def _restored(
-        self, step: SupportsIndex | None, load: Callable[[str], Tree]
+        self,
+        step: SupportsIndex | None,
+        load: Callable[[Path], Tree],
+        check: Callable[[], None],
     ) -> Restored[Tree] | None:
         """Load a step and go on from there; see `restore_step`."""
-        number = agreed_step(
-            self._folder.group,
-            "restore a step; nothing was loaded",
-            lambda: _asked(step, load),
-        )
+        what = "restore a step; nothing was loaded"
+        number = agreed_step(self._folder.group, what, lambda: _asked(step, check))
         self._saves.settle()
         try:
             found = restore_step(self._folder, number, load, self._load_options)
@@ -262,11 +270,8 @@ class RunReading:
             if number is None:
                 self._saves.resume(None)  # no step is good, so every policy applies again
             raise
-        last, self.skipped = (found.record, found.skipped) if found else (None, ())
-        self.restored = last
-        self._saves.resume(last)
-        path, root = (self._folder.path(last), last.temporary) if last else (None, False)
-        self._saves.bases.restored(path, root=root)
+        self.restored, self.skipped = (found.record, found.skipped) if found else (None, ())
+        self._saves.go_on_from(self.restored)
         return found
 
     def path(self, step: SupportsIndex) -> str:
@@ -293,7 +298,18 @@ def _metric(
     raise ValueError("name a metric, best(metric): keep= has no Best")
 
 
-def _asked(step: SupportsIndex | None, load: object) -> int | None:
+def _asked(step: SupportsIndex | None, check: Callable[[], None]) -> int | None:
+    check()
+    return None if step is None else checked_step(step)
+
+
+def _check_loader(load: object) -> None:
     if not callable(load):
         raise wrong_argument("restore_with", "load", "a function of a step's path", load)
-    return None if step is None else checked_step(step)
+
+
+def _check_names(call: str, arguments: Collection[str], known: type[IntoArguments]) -> None:
+    """Refuse an argument that a load lacks before other ranks begin it."""
+    for name in arguments:
+        if name not in known.__optional_keys__:
+            raise TypeError(no_such_name(name, known.__optional_keys__, call, what="argument"))

@@ -18,6 +18,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from xckpt.api.run.folder import RunFolder, key_of
 from xckpt.api.run.misfit import damage_of
+from xckpt.api.save import Path
 from xckpt.core.run.record import StepRecord
 from xckpt.errors import (
     CheckpointReplacedError,
@@ -87,7 +88,7 @@ class Restored(Generic[State]):
 class Candidate:
     """A checkpoint that is loaded if those before it are damaged."""
 
-    path: str
+    path: Path
     name: str
     """What messages call it."""
     damage: tuple[type[XckptError], ...] = field(default=DAMAGE, compare=False)
@@ -100,7 +101,7 @@ Damaged: TypeAlias = dict[Candidate, XckptError]
 
 def first_good(
     candidates: Iterable[Candidate],
-    load: Callable[[str], State],
+    load: Callable[[Path], State],
     damaged: Damaged,
     *,
     stacklevel: int,
@@ -154,7 +155,7 @@ def passed_over(damaged: Damaged) -> list[str]:
 def restore_step(
     folder: RunFolder,
     step: int | None,
-    load: Callable[[str], State],
+    load: Callable[[Path], State],
     options: LoadOptions | None,
 ) -> Restored[State] | None:
     """Load a step, or the newest good one; None if there is none, good or not; collective.
@@ -190,7 +191,7 @@ def restore_step(
 
 
 def _loaded(
-    folder: RunFolder, load: Callable[[str], State], options: LoadOptions | None, path: str
+    folder: RunFolder, load: Callable[[Path], State], options: LoadOptions | None, path: Path
 ) -> State:
     """Load a step; one that does not fit is verified if nothing is known of it."""
     try:
@@ -212,7 +213,7 @@ def _newest_first(folder: RunFolder, step: int | None) -> dict[Candidate, StepRe
     """The steps of a number, or all."""
     records = [each for each in reversed(folder.all) if step in (None, each.number)]
     return {
-        Candidate(folder.path(each), _called(folder, each), _damage_of(folder, each)): each
+        Candidate(folder.place(each), _called(folder, each), _damage_of(folder, each)): each
         for each in records
     }
 
@@ -236,7 +237,7 @@ def _each(folder: RunFolder, step: int | None, damaged: Damaged) -> Iterator[Can
         yield left[0]
         folder.damaged.add(key_of(records[left[0]]))
         if step is None and is_damage(damaged[left[0]], GONE):
-            folder.look()
+            folder.look(again=True)
             records = _newest_first(folder, step)
             for gone in damaged.keys() - records.keys():
                 del damaged[gone]

@@ -46,6 +46,8 @@ class RunRoot:
         from xckpt.storage.run_steps import Remover
 
         self.location: Final = Location.parse(root, options)
+        self.asked: Location = self.location
+        """The same, with the time of the call that asks it now."""
         self.memory_bytes: Final = options.memory_bytes
         self.temporary = temporary
         self.remover: Final = Remover(self.location, rate)
@@ -65,6 +67,12 @@ class RunRoot:
         """Where the step of a folder name is."""
         return str(self.location.within(name))
 
+    def begin(self) -> None:
+        """A call begins: it has one time for its listings and loads."""
+        self.asked = self.location.anew()
+        self.asked.access.start()
+        self.asked.access.end = self.asked.access.until
+
     def listing(self, known: Iterable[StepRecord]) -> Steps:
         """The committed steps that are there now, less those that are being deleted.
 
@@ -77,7 +85,7 @@ class RunRoot:
         """
         from xckpt.storage.run_steps import Steps, committed_steps, described, without
 
-        location = self.location.anew()
+        location = self.asked
         try:
             there = committed_steps(location)
             if not there:
