@@ -271,7 +271,7 @@ class RunReading:
                 self._saves.resume(None)  # no step is good, so every policy applies again
             raise
         self.restored, self.skipped = (found.record, found.skipped) if found else (None, ())
-        self._saves.go_on_from(self.restored)
+        _go_on(self._saves, self.restored)
         return found
 
     def path(self, step: SupportsIndex) -> str:
@@ -301,6 +301,15 @@ def _metric(
 def _asked(step: SupportsIndex | None, check: Callable[[], None]) -> int | None:
     check()
     return None if step is None else checked_step(step)
+
+
+def _go_on(saves: RunSaves, restored: StepRecord | None) -> None:
+    """The next saves follow the step that was restored, and share chunks with it."""
+    saves.resume(restored)
+    path, root = (None, False)
+    if restored is not None:
+        path, root = saves.folder.path(restored), restored.temporary
+    saves.bases.restored(path, root=root)
 
 
 def _check_loader(load: object) -> None:

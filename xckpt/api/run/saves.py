@@ -94,12 +94,6 @@ class RunSaves:
         kept = [r for r in self.folder.records if not r.temporary and r.number <= last]
         self._last_kept = next(iter(kept[-1:]), None)
 
-    def go_on_from(self, record: StepRecord | None) -> None:
-        """A step was restored, or there was none."""
-        self.resume(record)
-        path, root = (self.folder.path(record), record.temporary) if record else (None, False)
-        self.bases.restored(path, root=root)
-
     def forget(self, step: int) -> None:
         """A step was deleted: if it was the last, the run goes on from the one before."""
         last = self.last
