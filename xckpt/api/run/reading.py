@@ -255,10 +255,7 @@ class RunReading:
 
     @names_limits
     def _restored(
-        self,
-        step: SupportsIndex | None,
-        load: Callable[[Path], Tree],
-        check: Callable[[], None],
+        self, step: SupportsIndex | None, load: Callable[[Path], Tree], check: Callable[[], None]
     ) -> Restored[Tree] | None:
         """Load a step and go on from there; see `restore_step`."""
         what = "restore a step; nothing was loaded"
