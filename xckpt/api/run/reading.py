@@ -248,9 +248,7 @@ class RunReading:
             >>> checkpoints.save(3, {"w": 1, "lr": 0.5}), checkpoints.restore_with(xckpt.load)
             (True, {'w': 1, 'lr': 0.5})
         """
-        found = self._restored(
-            step, lambda path: load(os.fspath(path)), lambda: _check_loader(load)
-        )
+        found = self._restored(step, lambda path: load(os.fspath(path)), lambda: _check_load(load))
         return None if found is None else found.state
 
     @names_limits
@@ -309,7 +307,7 @@ def _go_on(saves: RunSaves, restored: StepRecord | None) -> None:
     saves.bases.restored(path, root=root)
 
 
-def _check_loader(load: object) -> None:
+def _check_load(load: object) -> None:
     if not callable(load):
         raise wrong_argument("restore_with", "load", "a function of a step's path", load)
 
