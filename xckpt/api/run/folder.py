@@ -200,7 +200,7 @@ class RunFolder:
         self.look()
         there = self.find(number)
         if not there:
-            raise self.no_such(number)
+            raise no_such_step(self, number)
         found = [each for each in there if each.format == "xckpt"]
         if not found:
             raise ValueError(
@@ -226,13 +226,6 @@ class RunFolder:
             deleting.result()
         return b""
 
-    def no_such(self, number: int) -> NotACheckpointError:
-        """The error for a step that is not there."""
-        numbers = [str(number) for number in sorted({each.number for each in self.all})]
-        shown = numbers if len(numbers) < 9 else [*numbers[:3], "...", *numbers[-3:]]
-        there = f"its steps are {', '.join(shown)}" if numbers else "it holds no step yet"
-        return NotACheckpointError(f"{self.kept.location} has no step {number}: {there}")
-
     def empty(self) -> NotACheckpointError:
         """The error for a root without steps."""
         where = " on every rank" if self.group.size > 1 else ""
@@ -256,3 +249,11 @@ class RunFolder:
 def key_of(record: StepRecord) -> tuple[bool, str]:
     """A key of a step, unique in the run."""
     return record.temporary, record.name
+
+
+def no_such_step(folder: RunFolder, number: int) -> NotACheckpointError:
+    """The error for a step that is not there."""
+    numbers = [str(number) for number in sorted({each.number for each in folder.all})]
+    shown = numbers if len(numbers) < 9 else [*numbers[:3], "...", *numbers[-3:]]
+    there = f"its steps are {', '.join(shown)}" if numbers else "it holds no step yet"
+    return NotACheckpointError(f"{folder.kept.location} has no step {number}: {there}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
-from xckpt.api.run.folder import RunFolder, key_of
+from xckpt.api.run.folder import RunFolder, key_of, no_such_step
 from xckpt.api.run.misfit import damage_of
 from xckpt.api.save import Path
 from xckpt.core.run.record import StepRecord
@@ -183,7 +183,7 @@ def restore_step(
         skipped = (Skipped(records[each].number, error) for each, error in damaged.items())
         return Restored(state, record, tuple(skipped))
     if step is not None:
-        raise next(reversed(damaged.values()), folder.no_such(step))
+        raise next(reversed(damaged.values()), no_such_step(folder, step))
     if damaged:
         summary = f"{folder.kept.location}: no step is good, so nothing was restored"
         raise CorruptCheckpointError.listing(summary, passed_over(damaged))
