@@ -226,13 +226,6 @@ class RunFolder:
             deleting.result()
         return b""
 
-    def empty(self) -> NotACheckpointError:
-        """The error for a root without steps."""
-        where = " on every rank" if self.group.size > 1 else ""
-        return NotACheckpointError(
-            f"{self.kept.location} holds no step yet; pass default={where} to begin without one"
-        )
-
     def collect(self) -> None:
         """Remove in the background what killed saves and deletions have left in the roots."""
         self._collected = time.monotonic()
@@ -257,3 +250,11 @@ def no_such_step(folder: RunFolder, number: int) -> NotACheckpointError:
     shown = numbers if len(numbers) < 9 else [*numbers[:3], "...", *numbers[-3:]]
     there = f"its steps are {', '.join(shown)}" if numbers else "it holds no step yet"
     return NotACheckpointError(f"{folder.kept.location} has no step {number}: {there}")
+
+
+def no_steps(folder: RunFolder) -> NotACheckpointError:
+    """The error for a root without steps."""
+    where = " on every rank" if folder.group.size > 1 else ""
+    return NotACheckpointError(
+        f"{folder.kept.location} holds no step yet; pass default={where} to begin without one"
+    )

@@ -26,7 +26,7 @@ from typing import (
 
 from xckpt.api.load import load, load_into
 from xckpt.api.parts import Patterns
-from xckpt.api.run.folder import RunFolder
+from xckpt.api.run.folder import RunFolder, no_steps
 from xckpt.api.run.restore import Restored, Skipped, restore_step
 from xckpt.api.run.saves import RunSaves
 from xckpt.api.save import Path, names_limits
@@ -176,7 +176,7 @@ class RunReading:
         given = not isinstance(default, _Raise)
         # Else a rank with one would begin, and wait for the others.
         if found is None and not agreed_flag(group, "restore a step; none is there", given):
-            raise self._folder.empty()
+            raise no_steps(self._folder)
         return default if found is None else found.state
 
     def restore_into(
