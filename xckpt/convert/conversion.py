@@ -118,15 +118,13 @@ class Conversion:
                 f"dtype {self.dtype!r} is not a floating-point type; known are {known}"
             )
         place = Location.parse(self.path, self.options)
-        access = place.access
-        access.start()
-        access.end = access.until  # of the whole conversion
+        place.access.start(parts=True)
         there = FormatsAt(place if place.bucket else self.path, self.options).path
         source = open_source(there, self.format, options=self.options, opaque=self.opaque)
         try:
             state = source.state()
             resolved = self._resolved(source, progress)
-            return Opened(source, resolved, self.mapping is None, state, access)
+            return Opened(source, resolved, self.mapping is None, state, place.access)
         except BaseException:
             source.close()
             raise

@@ -2,8 +2,7 @@
 
 1. `Pool.reserve` blocks until the bytes fit the budget. More bytes than the budget wait until
    nothing else is in flight.
-2. `Pool.submit` has a task run in a thread, within the budget. After the first failure nothing new
-   is started.
+2. `Pool.submit` has a task run in a thread, within the budget, unless one has failed before.
 3. A `Reservation` is released with the last part of its item.
 4. Leaving the ``with`` block waits for everything in flight and raises the first failure.
 5. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
@@ -81,9 +80,10 @@ class Access:
                 setattr(access, name, min(value, MOST))
         return access
 
-    def start(self) -> None:
-        """A call of the user's begins."""
+    def start(self, *, parts: bool = False) -> None:
+        """A call of the user's begins; those that are ``parts`` of it end with it."""
         self.until = min(time.monotonic() + self.timeout, self.end)
+        self.end = self.until if parts else self.end
 
     def clean_up(self) -> None:
         """Begin to remove what was written; there is always some time for that."""

@@ -301,10 +301,8 @@ def _asked(step: SupportsIndex | None, check: Callable[[], None]) -> int | None:
 def _go_on(saves: RunSaves, restored: StepRecord | None) -> None:
     """The next saves follow the step that was restored, and share chunks with it."""
     saves.resume(restored)
-    path, root = (None, False)
-    if restored is not None:
-        path, root = saves.folder.path(restored), restored.temporary
-    saves.bases.restored(path, root=root)
+    path = None if restored is None else saves.folder.path(restored)
+    saves.bases.restored(path, root=restored is not None and restored.temporary)
 
 
 def _check_load(load: object) -> None:

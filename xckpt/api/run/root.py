@@ -70,8 +70,7 @@ class RunRoot:
     def begin(self) -> None:
         """A call begins: it has one time for its listings and loads."""
         self.asked = self.location.anew()
-        self.asked.access.start()
-        self.asked.access.end = self.asked.access.until
+        self.asked.access.start(parts=True)
 
     def listing(self, known: Iterable[StepRecord]) -> Steps:
         """The committed steps that are there now, less those that are being deleted.
