@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeVar, cast
 import numpy as np
 
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.geometry.shards.hint import Readers, parts_of
+from xckpt.core.geometry.shards.hint import IN_BUCKETS, Readers, parts_of
 from xckpt.core.names import check_dimension_names
 from xckpt.core.text.arguments import check_function, named, shown_value, wrong_argument
 from xckpt.core.text.shown import brief, documented
@@ -33,12 +33,7 @@ def processors() -> int:
 
 
 def default_threads() -> int:
-    """Threads that hash and wait for storage: twice the processors that this process may use.
-
-    Example:
-        >>> default_threads() >= 4
-        True
-    """
+    """Threads that hash and wait for storage: twice the processors that this process may use."""
     return min(32, max(4, 2 * processors()))
 
 
@@ -178,13 +173,13 @@ class SaveOptions(CallOptions):
     shard_bytes: int = 0
     """Target for a zarr shard (one object of several chunks), bytes, at most 512 MiB; 0 for an
     object a chunk."""
-    readers: Readers = 0
+    readers: Readers | None = None
     """Into how many parts those who load cut a tensor: each object then has up to 16 smaller
     chunks, of at least 64 KiB, cut along several dimensions, so that ranks that load columns of
     saved rows read little else. ``8``: any dimension into up to 8, which serves most; ``(1, 8)``:
     the second one into 8; or as a sharding cuts: ``NamedSharding(mesh, spec)`` of JAX, ``(mesh,
     placements)`` of torch, where a mesh may be its shape. 0 for loads that cut as the save did: the
-    quickest to save."""
+    least processor time. By default 8 in a bucket, unless ``shard_bytes`` is given, else 0."""
     pack_bytes: int | None = None
     """Tensors and shards of chunks up to this size, bytes, at most 512 MiB, are stored together,
     many in one object: quick where there are very many. Plain zarr does not list them. By default
@@ -221,7 +216,7 @@ class SaveOptions(CallOptions):
         CallOptions.__post_init__(self)
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
         _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
-        if not isinstance(self.readers, int) or self.readers:
+        if self.readers is not None:
             object.__setattr__(self, "readers", parts_of(self.readers))
         _check_number(self, "pack_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)
@@ -235,20 +230,23 @@ class SaveOptions(CallOptions):
             takes = "a function from a leaf to bytes"
             check_function("SaveOptions", "serialise", takes, self.serialise)
 
+    def suited(self, *, to_bucket: bool) -> SaveOptions:
+        """These options, with the ``readers`` that suit the storage where none are given."""
+        known = self.readers is not None or self.shard_bytes or not to_bucket
+        return self if known else replace(self, readers=IN_BUCKETS)
+
     @property
     def grid(self) -> GridOptions:
         """How large chunks and zarr shards are, and how readers cut."""
-        readers = cast(int | tuple[int, ...], self.readers)  # as it was checked
-        return GridOptions(self.chunk_bytes, self.shard_bytes, readers=readers)
+        readers = cast(int | tuple[int, ...] | None, self.readers)  # as it was checked
+        return GridOptions(self.chunk_bytes, self.shard_bytes, readers=readers or 0)
 
     @property
     def layout(self) -> tuple[object, ...]:
         """Everything that decides which objects a save writes, and what their metadata say.
 
         Example:
-            >>> SaveOptions(threads=1).layout == SaveOptions().layout
-            True
-            >>> SaveOptions(crc32c=True).layout == SaveOptions().layout
+            >>> SaveOptions(crc32c=True).layout == SaveOptions(threads=1).layout
             False
         """
         names = tuple(sorted((self.dimension_names or {}).items()))

@@ -71,11 +71,18 @@ class Call:
     rounds_without_limits: int = 0
 
 
+def matrix(size: int) -> tuple[int, int]:
+    """The shape of a float32 matrix, square or twice as wide, of a power of two of bytes."""
+    elements = size // 4
+    columns = 1 << elements.bit_length() // 2
+    return elements // columns, columns
+
+
 def measure(name: str, delay: float = DELAY, *, raw: bool = True) -> list[dict[str, Any]]:
     """The calls of a state, in turn, as JSON values."""
     count, size = STATES[name]
     rng = np.random.default_rng(0)
-    state = {f"block.{n:04}": rng.random(size // 4, np.float32) for n in range(count)}
+    state = {f"block.{n:04}": rng.random(matrix(size), np.float32) for n in range(count)}
     found: list[Call] = []
 
     def add(call: str, seconds: float, seen: list[SeenRequest]) -> None:

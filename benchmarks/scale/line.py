@@ -28,6 +28,7 @@ from safetensors.numpy import save as as_safetensors
 
 import xckpt
 from benchmarks.scale import readers
+from benchmarks.scale.bucket import matrix
 from tests.support.counted_bucket import counted_apart, environment_of
 from xckpt.storage.location import REQUESTS
 
@@ -66,7 +67,7 @@ class Turns:
 def measure(line: int, count: int = COUNT, rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """The turns of all contenders at a line, as JSON values."""
     rng = np.random.default_rng(0)
-    state = {f"block.{n:04}": rng.random(SIZE // 4, np.float32) for n in range(count)}
+    state = {f"block.{n:04}": rng.random(matrix(SIZE), np.float32) for n in range(count)}
     with counted_apart(DELAY, line * (1 << 20) or math.inf) as port:
         os.environ |= environment_of(port)
         os.environ |= readers.environment()

@@ -269,7 +269,7 @@ class _Work:
         about = self.version, self.unit_bytes, options.layout, sorted(names.items())
         target = self.opened.in_time(self.destination), self.opened.identity(*about)
         writer = ConvertingWriter(*target, names, share, overwrite=self.overwrite)
-        planner = DefaultSavePlanner(grid=options.grid, serialise=_content)
+        planner = DefaultSavePlanner(grid=writer.options.grid, serialise=_content)
         user = user_of(self.opened.source.metadata) if self.metadata is None else self.metadata
         metadata = save_state(
             tree, writer, group=self.group, planner=planner, metadata=user, watch=self.watch

@@ -87,16 +87,16 @@ class ZarrStorageWriter(PlainStorageWriter):
         if not isinstance(base, str | os.PathLike | None):
             raise wrong_argument("ZarrStorageWriter", "base", "a path or None", base)
         self.overwrite = overwrite
-        self.options: SaveOptions = checked_options(options, SaveOptions, "ZarrStorageWriter")
+        checked = checked_options(options, SaveOptions, "ZarrStorageWriter")
         self.target: Location = Location.parse(path, options)
+        self.options: SaveOptions = checked.suited(to_bucket=bool(self.target.bucket))
         self.base: str | None = None if base is None else os.fspath(base)
         self.lasting: bool = base is None
         self.shared_bytes: int = 0
         """Bytes not written by this rank, because they are shared with the base."""
-        super().__init__(self.options.grid)
         self._base = None if base is None else _base_of(base, self)
-        if self._base is not None:
-            self._grid = replace(self._grid, kept=self._base.grid)
+        kept = None if self._base is None else self._base.grid
+        super().__init__(replace(self.options.grid, kept=kept))
         self._staging: Staging | None = None
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None

@@ -196,7 +196,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             raise
 
     def _plan(self, save: StagedSave, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
-        shares, metadata, leaves = described(plans, self.options.grid)
+        shares, metadata, leaves = described(plans, save.writer.options.grid)
         place = save.stage(len(plans))
         ordered, metadata = save.writer.prepare_global_plan(shares, metadata)
         save.metadata, save.names = metadata, leaves.names
@@ -226,7 +226,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         save = self._save
         with (
             save.watch.hook("write", last=not save.is_coordinator),
-            with_progress(self.options, "dcp.save", save.rank, self.checkpoint_id) as shown,
+            with_progress(save.writer.options, "dcp.save", save.rank, self.checkpoint_id) as shown,
         ):
             save.writer.options = shown
             result = _write_share(save, plan, planner)

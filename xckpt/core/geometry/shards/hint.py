@@ -19,7 +19,11 @@ from typing import Protocol, TypeAlias, cast
 
 from xckpt.core.text.arguments import shown_value
 
-__all__ = ["MOST_PARTS", "Readers", "parts_of"]
+__all__ = ["IN_BUCKETS", "MOST_PARTS", "Readers", "parts_of"]
+
+IN_BUCKETS = 8
+"""Into how many parts readers of a bucket cut, where nothing is known: behind a line, what is read
+in vain costs more than the copy by which a save cuts along several dimensions."""
 
 MOST_PARTS = 1 << 20
 
