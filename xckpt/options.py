@@ -14,6 +14,7 @@ import numpy as np
 
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.geometry.shards.hint import IN_BUCKETS, Readers, parts_of
+from xckpt.core.geometry.shards.inner import LEAST_SHARD
 from xckpt.core.names import check_dimension_names
 from xckpt.core.text.arguments import check_function, named, shown_value, wrong_argument
 from xckpt.core.text.shown import brief, documented
@@ -179,7 +180,8 @@ class SaveOptions(CallOptions):
     saved rows read little else. ``8``: any dimension into up to 8, which serves most; ``(1, 8)``:
     the second one into 8; or as a sharding cuts: ``NamedSharding(mesh, spec)`` of JAX, ``(mesh,
     placements)`` of torch, where a mesh may be its shape. 0 for loads that cut as the save did: the
-    least processor time. By default 8 in a bucket, unless ``shard_bytes`` is given, else 0."""
+    least processor time. By default 8 in a bucket, else 0; and 0 there with ``shard_bytes``,
+    ``crc32c`` or a larger ``pack_bytes``."""
     pack_bytes: int | None = None
     """Tensors and shards of chunks up to this size, bytes, at most 512 MiB, are stored together,
     many in one object: quick where there are very many. Plain zarr does not list them. By default
@@ -232,7 +234,9 @@ class SaveOptions(CallOptions):
 
     def suited(self, *, to_bucket: bool) -> SaveOptions:
         """These options, with the ``readers`` that suit the storage where none are given."""
-        known = self.readers is not None or self.shard_bytes or not to_bucket
+        # A base shares no zarr shards with checksums, and packs hold whole objects.
+        other = self.shard_bytes or self.crc32c or (self.pack_bytes or 0) > LEAST_SHARD
+        known = self.readers is not None or other or not to_bucket
         return self if known else replace(self, readers=IN_BUCKETS)
 
     @property

@@ -42,7 +42,15 @@ def test_a_reader_of_columns_in_a_bucket_reads_little_else(bucket: CountedBucket
     assert sum(request.answered for request in bucket.taken()) <= 1.1 * columns.nbytes
 
 
-@pytest.mark.parametrize("asked", [SaveOptions(readers=0), SaveOptions(shard_bytes=16 << 20)])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        SaveOptions(readers=0),
+        SaveOptions(shard_bytes=16 << 20),
+        SaveOptions(crc32c=True),
+        SaveOptions(pack_bytes=16 << 20),
+    ],
+)
 def test_what_is_asked_for_holds_in_a_bucket(bucket: CountedBucket, asked: SaveOptions) -> None:
     xckpt.save(URL, {"w": W}, options=asked)
     assert parts(URL) == (1, 1)
