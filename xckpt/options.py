@@ -149,13 +149,12 @@ def storage_option(options: CallOptions | None, name: str) -> float | None:
     text = os.environ.get(variable)
     if given is not None or not text:
         return given
-    kind = STORAGE[name]
     try:
-        value = kind(text)
+        value = STORAGE[name](text)
     except ValueError:
-        unit = "a whole number" if kind is int else "a number of seconds"
+        unit = "a whole number" if STORAGE[name] is int else "a number of seconds"
         raise ValueError(f"{variable} must be {unit}, got {text!r}") from None
-    _check_limit(variable, variable, kind, value)
+    _check_limit(variable, variable, STORAGE[name], value)
     return value
 
 
@@ -179,9 +178,8 @@ class SaveOptions(CallOptions):
     chunks, of at least 64 KiB, cut along several dimensions, so that ranks that load columns of
     saved rows read little else. ``8``: any dimension into up to 8, which serves most; ``(1, 8)``:
     the second one into 8; or as a sharding cuts: ``NamedSharding(mesh, spec)`` of JAX, ``(mesh,
-    placements)`` of torch, where a mesh may be its shape. 0 for loads that cut as the save did: the
-    least processor time. By default 8 in a bucket, else 0; and 0 there with ``shard_bytes``,
-    ``crc32c`` or a larger ``pack_bytes``."""
+    placements)`` of torch, where a mesh may be its shape. 0 for loads that cut as the save did, and
+    by default; but 8 in a bucket without ``shard_bytes``, ``crc32c`` or a large ``pack_bytes``."""
     pack_bytes: int | None = None
     """Tensors and shards of chunks up to this size, bytes, at most 512 MiB, are stored together,
     many in one object: quick where there are very many. Plain zarr does not list them. By default
