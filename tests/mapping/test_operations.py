@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import fields, replace
 
 from xckpt.core.dtypes import DTYPES, numpy_dtype
@@ -44,7 +47,7 @@ from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Arithmetic
 from xckpt.mapping.trace import Trace
-from xckpt.mapping.traced import Slot, leaf
+from xckpt.mapping.traced import Slot, constant, leaf
 
 ONE_OF_EACH = [
     Add(1.0),
@@ -177,6 +180,20 @@ def test_tensors_that_do_not_fit_are_refused(
     bundle = tuple(Slot.of(leaf(str(i), TensorSpec(s, "int8"))) for i, s in enumerate(shapes))
     with pytest.raises(MappingError, match=words):
         run([operation], bundle, Trace())
+
+
+@given(
+    dtype=st.sampled_from(("float16", "bfloat16", "float8_e4m3fn", "float32", "int16")),
+    first=st.integers(-3000, 3000),
+    size=st.integers(2, 3000),
+)
+def test_a_type_that_rounds_a_number_cannot_count_to_it(dtype: str, first: int, size: int) -> None:
+    """Or positions beyond 2,048 in float16 would come in pairs."""
+    wanted = np.arange(first, first + size, dtype=np.float32)
+    with np.errstate(all="ignore"):
+        exact = np.array_equal(wanted.astype(numpy_dtype(dtype)).astype(np.float32), wanted)
+    with nullcontext() if exact else pytest.raises(ValueError, match=dtype):
+        constant(TensorSpec((size,), dtype), first, arange=0)
 
 
 def test_parts_of_different_types_are_not_joined() -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.targets.casting import holds
+from xckpt.core.targets.casting import counts_to, holds
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import CONSTANT, Arithmetic, Ints, StridedCopy, restrict
 
@@ -133,6 +133,8 @@ def constant(spec: TensorSpec, value: float, arange: int | None = None) -> Trace
     for each in (value, last):
         if not holds(spec.dtype, each):
             raise ValueError(f"{each} is not a number of {spec.dtype}")
+    if last > value and not (counts_to(spec.dtype, value + 1) and counts_to(spec.dtype, last)):
+        raise ValueError(f"{spec.dtype} rounds numbers from {value} to {last}: it cannot count")
     offsets: Ints = () if arange is None else (0,)
     strides = tuple(() if arange is None else (int(d == arange),) for d in range(len(spec.shape)))
     return _filled(

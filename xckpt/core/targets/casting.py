@@ -96,6 +96,20 @@ def holds(dtype: str, number: float) -> bool:
         return spoiled_elements(wide, castable(wide, kind).astype(kind)) is None
 
 
+def counts_to(dtype: str, last: float) -> bool:
+    """Whether a type tells a number from the one before it; if so, all nearer to 0, too.
+
+    Example:
+        >>> counts_to("float16", 2048), counts_to("float16", 2049), counts_to("int8", 127)
+        (True, False, True)
+    """
+    if not is_floating(dtype):
+        return True
+    kind = numpy_dtype(dtype)
+    before, after = castable(np.array([last - 1, last], np.float64), kind).astype(kind)
+    return float(after) - float(before) == 1
+
+
 def castable(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Elements in a type that NumPy casts to another: as they are, mostly.
 
