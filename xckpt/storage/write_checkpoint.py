@@ -47,6 +47,7 @@ from xckpt.storage.chunks.units import merged_digests, merged_values, orders_for
 from xckpt.storage.chunks.write_chunks import ChunkWrites
 from xckpt.storage.commit.conditional import is_written
 from xckpt.storage.commit.explain import check_seen, explained
+from xckpt.storage.commit.file_system import suited_threads
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location
@@ -95,8 +96,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self.shared_bytes: int = 0
         """Bytes not written by this rank, because they are shared with the base."""
         self._base = None if base is None else _base_of(base, self)
-        kept = None if self._base is None else self._base.grid
-        super().__init__(replace(self.options.grid, kept=kept))
+        super().__init__(replace(self.options.grid, kept=self._base and self._base.grid))
         self._staging: Staging | None = None
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
@@ -196,7 +196,8 @@ class ZarrStorageWriter(PlainStorageWriter):
             memory = share_of(self.options.memory_bytes, self.host_ranks, len(items) * ITEM_BYTES)
             writes = make_writes(orders, planner, progress, self.target, memory)
             closing.callback(writes.close)
-            with Pool(threads=self.options.threads, budget=writes.memory_bytes) as pool:
+            threads = self.options.threads or suited_threads(orders.location.folder)
+            with Pool(threads=threads, budget=writes.memory_bytes) as pool:
                 for _, item in items.chosen(np.flatnonzero(items.sizes == 0)):
                     if item.tensor_data is None:
                         data = planner.resolve_data(item)

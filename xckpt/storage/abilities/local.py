@@ -13,7 +13,7 @@ from pathlib import Path
 
 from xckpt.core.commit import FileSystem
 from xckpt.errors import StorageError
-from xckpt.storage.commit.file_system import can_exchange, is_local, look_into, syncs_at_once
+from xckpt.storage.commit.file_system import exchange, is_local, look_into, syncs_at_once
 from xckpt.storage.location import storage_errors
 
 SYNCS = 5
@@ -95,3 +95,18 @@ def _tried(folder: Path, trial: Path) -> LocalAbilities:
         room.f_bavail * room.f_frsize,
         room.f_favail if room.f_files else None,
     )
+
+
+def can_exchange(folder: Path) -> bool:
+    """Whether the file system exchanges two folders in one step; found out inside ``folder``."""
+    one, other = folder / "one", folder / "other"
+    one.mkdir()
+    other.mkdir()
+    try:
+        exchange(one, other)
+    except OSError:
+        return False
+    finally:
+        one.rmdir()
+        other.rmdir()
+    return True

@@ -31,6 +31,7 @@ from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, PendingRead, allocate
 from xckpt.storage.chunks.plain_files import are_plain
 from xckpt.storage.chunks.requests import ChunkRequest
+from xckpt.storage.commit.file_system import suited_threads
 
 TOGETHER = 32
 """Small files that a thread reads in a row: handing one over takes as long as reading it."""
@@ -70,7 +71,7 @@ class ChunkWindow:
         progress: ProgressCounter | None = None,
         on_error: Callable[[XckptError], None] | None = None,
     ) -> None:
-        self.pool: Pool = Pool(threads=threads, budget=budget)
+        self.pool: Pool = Pool(threads=threads or suited_threads(source.root.folder), budget=budget)
         self.source = source
         self._memory = memory
         self._landed = landed

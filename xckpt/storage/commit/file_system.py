@@ -2,9 +2,9 @@
 
 1. `look_into` finds out, without writing anything, what a save can rely on: locks, folders that are
    synced, names. `check_fitness` refuses a checkpoint that cannot be held there.
-   `syncs_at_once` says whether one call syncs all files.
-2. `can_rename` and `can_exchange` say whether a new folder can take the place of an old one;
-   `share_mode` gives it the other's rights, and `exchange` exchanges the two in one step.
+   `syncs_at_once` says whether one call syncs all files, `suited_threads` how many threads.
+2. `can_rename` says whether a new folder can take the place of an old one; `share_mode` gives it
+   the other's rights, and `exchange` exchanges the two in one step.
 3. `opened_folder` holds a folder, whose name another may get; `delete_entries` deletes in it.
 """
 
@@ -30,16 +30,19 @@ from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.names import LONGEST_COMPONENT
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import StorageError
+from xckpt.options import processors
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
+_IN_MEMORY: Final = {0x01021994, 0x858458F6}
+"""Linux's types of file systems that lie in memory: tmpfs, ramfs."""
 _LOCAL: Final = {
-    *(0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x2FC12FC1, 0xF2F52010),
-    *(0x794C7630, 0x858458F6, 0x4D44, 0x2011BAB0, 0x5346544E, 0xCA451A4E),
+    *(0xEF53, 0x58465342, 0x9123683E, 0x2FC12FC1, 0xF2F52010, 0x794C7630),
+    *(0x4D44, 0x2011BAB0, 0x5346544E, 0xCA451A4E, *_IN_MEMORY),
 }
-"""Linux's types of file systems that one system at a time has mounted: ext, xfs, btrfs, tmpfs, zfs,
-f2fs, overlay, ramfs, vfat, exfat, ntfs, bcachefs."""
+"""Those that one system at a time has mounted: ext, xfs, btrfs, zfs, f2fs, overlay, vfat, exfat,
+ntfs, bcachefs, and these."""
 
 TELLS_FAILURE = (5, 8)
 """The first release of Linux whose syncfs reports that data could not be written."""
@@ -148,13 +151,22 @@ def longest_name(folder: Path) -> int:
 
 def is_local(folder: Path) -> bool:
     """Whether only this system has a folder's file system mounted, as far as Linux says."""
+    return _type_of(folder) in _LOCAL
+
+
+def suited_threads(folder: Path | None) -> int | None:
+    """How many threads suit a folder's files where nothing is waited for; None anywhere else."""
+    in_memory = folder is not None and _type_of(folder) in _IN_MEMORY
+    return processors() if in_memory else None
+
+
+def _type_of(folder: Path) -> int:
+    """The type that Linux gives a folder's file system; 0 where it gives none."""
     if sys.platform != "linux":
-        return False
-    # The type is the first word of the structure.
-    buffer = (ctypes.c_long * 64)()
-    if ctypes.CDLL(None).statfs(os.fsencode(folder), buffer) != 0:
-        return False
-    return (buffer[0] & 0xFFFFFFFF) in _LOCAL
+        return 0
+    buffer = (ctypes.c_long * 64)()  # its first word is the type
+    status = ctypes.CDLL(None).statfs(os.fsencode(folder), buffer)
+    return 0 if status else buffer[0] & 0xFFFFFFFF
 
 
 def syncs_at_once(folder: Path) -> bool:
@@ -203,21 +215,6 @@ def may_write(folder: Path) -> bool:
     """Whether this process may make names in a folder, as the user that it acts as."""
     effective = os.access in os.supports_effective_ids
     return os.access(folder, os.W_OK | os.X_OK, effective_ids=effective)
-
-
-def can_exchange(folder: Path) -> bool:
-    """Whether the file system exchanges two folders in one step; found out inside ``folder``."""
-    one, other = folder / "one", folder / "other"
-    one.mkdir()
-    other.mkdir()
-    try:
-        exchange(one, other)
-    except OSError:
-        return False
-    finally:
-        one.rmdir()
-        other.rmdir()
-    return True
 
 
 def share_mode(old: Path, new: Path) -> None:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
-from xckpt.storage.commit.file_system import can_exchange, share_mode
+from xckpt.storage.abilities.local import can_exchange
+from xckpt.storage.commit.file_system import share_mode
 from xckpt.storage.commit.folder import claim_folder, staging_folder, sync_tree
 from xckpt.storage.commit.leftovers import reclaim
 from xckpt.storage.commit.staging import StagedFolder, taken_meanwhile

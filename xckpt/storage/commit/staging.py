@@ -27,10 +27,10 @@ from xckpt.core.commit import FileSystem, Found, Place, Step, decide, has_many_f
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
 from xckpt.errors import CheckpointExistsError, PathError, StorageError
+from xckpt.storage.abilities.local import can_exchange
 from xckpt.storage.commit.carry import Seen, can_carry, carry, remove_last, remove_old, rescue
 from xckpt.storage.commit.file_system import (
     TAKEN,
-    can_exchange,
     can_rename,
     check_fitness,
     is_at,
