@@ -172,9 +172,7 @@ def _measure(
 
 def _torch(contender: str, parent: Path, quick: bool) -> dict[str, Any]:
     shapes = state.shapes(quick)
-    # What the machine has given out once it gives out again at its usual speed.
-    used = [state.empty_arrays(shapes) for _ in range(2)]
-    used.clear()
+    state.use_memory({f"{name}, {copy}": shape for name, shape in shapes.items() for copy in "ab"})
     source = state.as_torch(state.random_arrays(shapes))
     make = {XCKPT: _xckpt, PREPARED: _xckpt, DCP: _dcp, DCP_CACHED: _dcp, CLONE: _clone}[contender]
     return _measure(source, parent, make(source, contender))

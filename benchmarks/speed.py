@@ -6,7 +6,9 @@
    cache is flushed, each of its loads runs, and the directory is deleted.
 3. The order rotates from round to round, and every second round runs backwards: the first one
    pays for fresh pages, and none always follows the same neighbour.
-4. A load ends when one element of each page of the result has been read.
+4. Before each save, and each load of new arrays, as much memory was used and given back
+   (`benchmarks.state.use_memory`): it costs all of them alike.
+5. A load ends when one element of each page of the result has been read.
 """
 
 from __future__ import annotations
@@ -136,11 +138,15 @@ def verify(contender: Contender, arena: Arena, parent: Path) -> list[str]:
 def measure(contender: Contender, arena: Arena, parent: Path, times: Times) -> None:
     """Time one save and each load of one contender, and append the seconds."""
     source = arena.saved_by(contender)
+    shapes = {name: array.shape for name, array in arena.source.items()}
     with fresh_directory(parent) as directory:
+        state.use_memory(shapes)
         times.save.append(seconds_of(lambda: contender.save(directory, source)))
         times.flush.append(seconds_of(lambda: flush(directory)))
         for load in contender.loads:
             given = arena.loaded_by(contender, load)
+            if load.fresh:
+                state.use_memory(shapes)
             seconds = seconds_of(partial(_load_and_touch, directory, load, given))
             times.loads.setdefault(load.name, []).append(seconds)
 
