@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,3 +112,24 @@ def test_chunks_that_come_at_once_share_the_memory_of_their_leaf(
     monkeypatch.setattr(torch, "empty_like", slowly(torch.empty_like))
     loaded = xckpt.load(tmp_path / "ckpt", target, options=xckpt.LoadOptions(threads=4))
     np.testing.assert_array_equal(np.asarray(loaded), array)
+
+
+@pytest.mark.parametrize("options", [xckpt.SaveOptions(), xckpt.SaveOptions(readers=8)])
+def test_the_callers_thread_makes_the_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: xckpt.SaveOptions
+) -> None:
+    """In another thread they come from a heap whose pages go back with each of them."""
+    state = {name: np.random.default_rng(0).random((512, 1024), np.float32) for name in "abc"}
+    xckpt.save(tmp_path / "c", state, options=options)
+    makers: list[threading.Thread] = []
+    buffer = ArrayTarget.buffer
+
+    def noted(target: ArrayTarget, index: int) -> Any:
+        if target.array is None:
+            makers.append(threading.current_thread())
+        return buffer(target, index)
+
+    monkeypatch.setattr(ArrayTarget, "buffer", noted)
+    loaded = xckpt.load(tmp_path / "c", options=xckpt.LoadOptions(threads=3))
+    assert makers == [threading.current_thread()] * 3
+    np.testing.assert_array_equal(loaded["b"], state["b"])

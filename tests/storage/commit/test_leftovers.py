@@ -20,11 +20,18 @@ import pytest
 import xckpt
 from tests.support.stored import DOCUMENT
 from xckpt.core.manifest.own_keys import CLAIM
+from xckpt.options import processors
 from xckpt.storage.commit import collect, file_system
 from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import leftovers as leftovers_module
 from xckpt.storage.commit import staging as staging_module
-from xckpt.storage.commit.file_system import Lock, delete_entries, is_local, opened_folder
+from xckpt.storage.commit.file_system import (
+    Lock,
+    delete_entries,
+    is_local,
+    opened_folder,
+    suited_threads,
+)
 from xckpt.storage.commit.folder import ClaimText, claim, journal_of, new_identity, process_identity
 from xckpt.storage.commit.leftovers import OwnerState, owner_state
 from xckpt.storage.commit.remove import hide_checkpoint
@@ -163,6 +170,16 @@ def test_where_the_system_says_nothing_of_itself(monkeypatch: pytest.MonkeyPatch
 def test_disks_are_local_and_proc_is_not() -> None:
     assert not is_local(Path("/proc"))
     assert not is_local(Path("/nowhere"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="types of file systems are Linux's")
+def test_files_in_memory_want_a_thread_for_each_processor() -> None:
+    """More of them would take turns at the interpreter's lock; a disk is waited for."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    in_memory = [where for _, where, kind, *_ in mounts if kind == "tmpfs" and os.path.isdir(where)]
+    assert {suited_threads(Path(where)) for where in in_memory} <= {processors()}
+    for other in (None, Path("/proc"), Path("/nowhere")):
+        assert suited_threads(other) is None
 
 
 def test_what_may_be_alive_elsewhere_goes_by_age(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ class ChunkWindow:
     def submit_alone(self, request: ChunkRequest) -> bool:
         """Begin a chunk, unless it lies in a pack or a shard with others."""
         array = request.chunk.array
+        for part in request.parts:  # the heap of another thread is dear: small pages, given back
+            self._memory(part.destination)
         if array.shard is not None and are_plain(self.source.manifest.codecs):
             return False
         if array.place is None and not self.pool.failed:
@@ -125,12 +127,11 @@ class ChunkWindow:
             if not small or len(self._unsent) >= TOGETHER:
                 self._send()
             return
-        size = request.held
-        self.reserve(size)
+        self.reserve(request.held)
         try:
             begun = self._begin(request)
         except XckptError as error:
-            self.pool.release(size)
+            self.pool.release(request.held)
             self.refuse(error)
             return
         if small or self.pool.alone:
@@ -222,9 +223,8 @@ class ChunkWindow:
 
     def _begin(self, request: ChunkRequest) -> _Begun:
         chunk, view = request.chunk, self.direct_view(request)
-        direct = view is not None
-        into = view if direct else allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
-        begun = _Begun(request, self.source.begin(chunk, into), direct)
+        made = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf) if view is None else view
+        begun = _Begun(request, self.source.begin(chunk, made), view is not None)
         self._in_flight.add(begun)
         return begun
 
