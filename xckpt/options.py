@@ -192,7 +192,7 @@ class SaveOptions(CallOptions):
     """Also store a checksum in each chunk, for readers that ignore the manifest; this costs speed.
     The coordinator's value counts for all ranks."""
     threads: int | None = None
-    """Threads that hash and write; 1 is the caller's own thread, None suits the machine."""
+    """Threads that hash and write; 1 is the caller's own thread, None suits the storage."""
     memory_bytes: int = 256 * MEBIBYTE
     """Bytes in flight at a time on a host, packs and 1 KiB for each part of the plan included. Its
     ranks share it evenly; a single shard above a rank's share goes alone."""
@@ -266,7 +266,7 @@ class LoadOptions(CallOptions):
     """
 
     threads: int | None = None
-    """Threads that read and verify; 1 is the caller's own thread, None suits the machine."""
+    """Threads that read and verify; 1 is the caller's own thread, None suits the storage."""
     memory_bytes: int = 256 * MEBIBYTE
     """Bytes of scratch memory at a time on a host, whose ranks share it evenly; a chunk above a
     rank's share goes alone. A manifest whose objects take more is refused, and so are reads of so
