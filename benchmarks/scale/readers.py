@@ -62,8 +62,8 @@ def _s3fs_ranges() -> Loaded:
     )
     parts = files.cat_ranges([URL] * len(header), starts, ends)
     return {
-        name: torch.frombuffer(part, dtype=torch.float32)
-        for name, part in zip(header, parts, strict=True)
+        name: torch.frombuffer(part, dtype=torch.float32).reshape(entry["shape"])
+        for (name, entry), part in zip(header.items(), parts, strict=True)
     }
 
 
