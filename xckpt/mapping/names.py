@@ -80,7 +80,10 @@ def by_mapping_name(leaf_names: Iterable[str]) -> dict[str, str]:
             problems.append(f"{name}: {names[name]} and {leaf} are two leaves with this name")
         names[name] = leaf
     if problems:
-        fault = "a mapping cannot tell an int key from its text, %30 for 0; rename one of each"
+        fault = (
+            "neither a mapping nor another format tells an int key from its text, 0 from %30; "
+            "rename one of each"
+        )
         raise MappingError.listing(fault, problems)
     return names
 
