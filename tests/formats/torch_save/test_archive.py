@@ -184,7 +184,7 @@ def test_a_value_that_repeats_itself_without_end_is_refused(
 
 def test_an_expanded_tensor_is_refused(tmp_path: Path) -> None:
     """A file of a kilobyte could ask for any number of elements."""
-    with pytest.raises(UnsupportedLeafError, match="expanded"):
+    with pytest.raises(UnsupportedLeafError, match=r"expanded .*\.contiguous\(\)"):
         opened(tmp_path, archive(torch.ones(1).expand(1 << 40))).value()
 
 

@@ -270,7 +270,8 @@ def _extent(storage: Storage, dtype: str, offset: int, shape: Shape, strides: Sh
         )
     if count * item > storage.length:
         raise UnsupportedLeafError(
-            f"a tensor of shape {shape} expanded from {storage.length:,} bytes"
+            f"a tensor of shape {shape} expanded from {storage.length:,} bytes; where it is saved, "
+            f"take .contiguous() of it"
         )
     return (last + 1) * item
 
