@@ -107,7 +107,9 @@ def of_local(found: LocalAbilities) -> Iterator[Remark]:
         batch = "; many small files of one save are synced in one call" * found.syncs_at_once
         yield Remark("slow", f"{each}{batch}: {PACK}")
     elif not found.is_local:
-        yield Remark("slow", f"a network file system: each file takes round trips; {PACK}")
+        text = f"a network file system: each file takes round trips; {PACK}"
+        cut = "SaveOptions(readers=8) has loads that cut tensors otherwise read little in vain"
+        yield Remark("slow", f"{text}; {cut}")
     if found.free_bytes < LITTLE_ROOM:
         yield Remark("note", f"{readable_bytes(found.free_bytes)} are free: a save may not fit")
     if found.free_files is not None and found.free_files < FEW_FILES:
