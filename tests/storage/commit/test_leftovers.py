@@ -19,8 +19,8 @@ import pytest
 
 import xckpt
 from tests.support.stored import DOCUMENT
+from xckpt import options
 from xckpt.core.manifest.own_keys import CLAIM
-from xckpt.options import processors
 from xckpt.storage.commit import collect, file_system
 from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import leftovers as leftovers_module
@@ -173,11 +173,16 @@ def test_disks_are_local_and_proc_is_not() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="types of file systems are Linux's")
-def test_files_in_memory_want_a_thread_for_each_processor() -> None:
+@pytest.mark.parametrize("count, wanted", [(1, 1), (3, 3), (200, 32)])
+def test_files_in_memory_want_a_thread_for_each_processor(
+    monkeypatch: pytest.MonkeyPatch, count: int, wanted: int
+) -> None:
     """More of them would take turns at the interpreter's lock; a disk is waited for."""
+    for module in (options, file_system):
+        monkeypatch.setattr(module, "processors", lambda: count)
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     in_memory = [where for _, where, kind, *_ in mounts if kind == "tmpfs" and os.path.isdir(where)]
-    assert {suited_threads(Path(where)) for where in in_memory} <= {processors()}
+    assert {suited_threads(Path(where)) for where in in_memory} <= {wanted}
     for other in (None, Path("/proc"), Path("/nowhere")):
         assert suited_threads(other) is None
 

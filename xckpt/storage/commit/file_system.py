@@ -30,7 +30,7 @@ from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.names import LONGEST_COMPONENT
 from xckpt.engine.ranks.alive import WORK
 from xckpt.errors import StorageError
-from xckpt.options import processors
+from xckpt.options import default_threads, processors
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -157,7 +157,7 @@ def is_local(folder: Path) -> bool:
 def suited_threads(folder: Path | None) -> int | None:
     """How many threads suit a folder's files where nothing is waited for; None anywhere else."""
     in_memory = folder is not None and _type_of(folder) in _IN_MEMORY
-    return processors() if in_memory else None
+    return min(processors(), default_threads()) if in_memory else None
 
 
 def _type_of(folder: Path) -> int:
