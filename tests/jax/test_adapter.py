@@ -61,6 +61,21 @@ def test_the_stored_sharding_says_what_cuts_each_dimension(
     assert dict(stored.axes) == dict(mesh.shape)
 
 
+def test_each_shard_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or 2,500 shards on one process asked three million times for a device."""
+    array = jax.device_put(np.arange(8.0), NamedSharding(mesh(2, 4), PartitionSpec(("a", "b"))))
+    source, kind, asked = source_of(array), type(array.addressable_shards[0]), list[object]()
+    device = kind.device
+
+    def noted(shard: object) -> object:
+        asked.append(shard)
+        return device.fget(shard)
+
+    monkeypatch.setattr(kind, "device", property(noted))
+    shards = [np.asarray(source.data(index)).item() for index in range(8)]
+    assert shards == list(range(8)) and len(asked) <= 8
+
+
 def test_a_replica_on_several_devices_appears_once() -> None:
     array = jax.device_put(np.arange(8.0), NamedSharding(mesh(2, 4), PartitionSpec("a")))
     assert [box.offsets for box in source_of(array).boxes] == [(0,), (4,)]

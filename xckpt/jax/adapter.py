@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import jax
@@ -40,6 +40,7 @@ from xckpt.core.text.arguments import named
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.containers import key_of, opened_once
 from xckpt.jax.shardings import (
+    Device,
     LocalLayout,
     concrete,
     default_sharding,
@@ -65,6 +66,10 @@ class ArraySource:
     annotation: str = ""
     is_apart: bool = False
     """Whether some process has none of its devices, and may hold another array of its name."""
+    _numbers: dict[Device, int] = field(
+        default_factory=dict[Device, int], init=False, repr=False, compare=False
+    )
+    """Device -> its shard's number, from the first `data` on: there may be thousands."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,7 +94,9 @@ class ArraySource:
         _refuse_deleted(self.array, self.name)
         device = self.layout.devices[index][0]
         shards = self.array.addressable_shards
-        shard = next(shard.data for shard in shards if shard.device == device)
+        if not self._numbers:
+            self._numbers.update({shard.device: number for number, shard in enumerate(shards)})
+        shard = shards[self._numbers[device]].data
         return _fetch(shard) if device.platform == "cpu" else shard
 
 
