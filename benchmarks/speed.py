@@ -7,7 +7,7 @@
 3. The order rotates from round to round, and every second round runs backwards: the first one
    pays for fresh pages, and none always follows the same neighbour.
 4. Before each save, and each load of new arrays, as much memory was used and given back
-   (`benchmarks.state.use_memory`): it costs all of them alike.
+   (`benchmarks.state.use_memory`), so that new pages cost all contenders the same.
 5. A load ends when one element of each page of the result has been read.
 """
 

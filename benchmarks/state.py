@@ -104,8 +104,8 @@ def empty_arrays(shapes: Shapes) -> Arrays:
 def use_memory(shapes: Shapes) -> None:
     """Take memory for the arrays and give it back: the machine gives it out again at usual speed.
 
-    A virtual machine that returns free memory to its host has to ask for it, which costs any first
-    touch up to ten times as much, and says nothing of who touches.
+    A virtual machine that returns free memory to its host has to ask for it again: the first touch
+    of a page then takes up to ten times as long, in any library.
     """
     empty_arrays(shapes).clear()
 

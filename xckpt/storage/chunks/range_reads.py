@@ -64,7 +64,8 @@ class RangeReads(abc.ABC, Generic[Members]):
 
     def land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
         """Hand a verified chunk over."""
-        self.window.land(request, data)
+        self.window.deliver(request, data)
+        self.window.landed(request)
 
     def refuse(self, error: XckptError) -> None:
         """Take the error of a chunk."""

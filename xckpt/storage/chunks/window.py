@@ -95,8 +95,6 @@ class ChunkWindow:
     def submit_alone(self, request: ChunkRequest) -> bool:
         """Begin a chunk, unless it lies in a pack or a shard with others."""
         array = request.chunk.array
-        for part in request.parts:  # the heap of another thread is dear: small pages, given back
-            self._memory(part.destination)
         if array.shard is not None and are_plain(self.source.manifest.codecs):
             return False
         if array.place is None and not self.pool.failed:
@@ -114,10 +112,11 @@ class ChunkWindow:
             self._progress.add(len(content))
         return True
 
-    def land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
-        """Bring the parts of a verified chunk to their destinations."""
-        self.deliver(request, data)
-        self.landed(request)
+    def prepare(self, requests: Iterable[ChunkRequest]) -> None:
+        """Have the caller's thread make the memory: the heap of another returns its pages."""
+        for request in requests:
+            for part in request.parts:
+                self._memory(part.destination)
 
     def submit(self, request: ChunkRequest) -> None:
         """Begin a chunk as soon as the budget has room for it."""
@@ -151,6 +150,7 @@ class ChunkWindow:
         if requests:
             size = sum(request.held for request in requests)
             self.reserve(size)
+            self.prepare(requests)
             self.pool.run(partial(self._read_files, requests), size)
 
     def _read_files(self, requests: Iterable[ChunkRequest]) -> None:

@@ -2,7 +2,7 @@
 
 1. `look_into` finds out, without writing anything, what a save can rely on: locks, folders that are
    synced, names. `check_fitness` refuses a checkpoint that cannot be held there.
-   `syncs_at_once` says whether one call syncs all files, `suited_threads` how many threads.
+   `syncs_at_once` says whether one call syncs all files, `suited_threads` how many to use.
 2. `can_rename` says whether a new folder can take the place of an old one; `share_mode` gives it
    the other's rights, and `exchange` exchanges the two in one step.
 3. `opened_folder` holds a folder, whose name another may get; `delete_entries` deletes in it.

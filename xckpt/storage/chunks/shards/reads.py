@@ -107,6 +107,7 @@ class ShardReads(RangeReads[Sequence[Placed]]):
         """Have a thread read what is wanted of a local shard, one chunk at a time."""
         window, size = self.window, max(request.held for request in requests)
         window.reserve(size)
+        window.prepare(requests)
         task = partial(self._read_file, f"{window.source.root.path}/{key}", requests)
         window.pool.run(task, size)
 
