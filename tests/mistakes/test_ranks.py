@@ -294,7 +294,8 @@ def test_an_argument_of_restore_that_one_rank_has_wrong(
     two_ranks: Ranks, tmp_path: Path, call: str, chosen: int
 ) -> None:
     """The others began to load, and heard of a lost rank."""
-    xckpt.CheckpointManager(tmp_path).save(0, {"w": np.ones(3, np.float32)})
+    with xckpt.CheckpointManager(tmp_path) as run:
+        run.save(0, {"w": np.ones(3, np.float32)})
     first, second = two_ranks.run(on_rank_restore, tmp_path, call, chosen)
     assert first == second and first[0][0] == "TypeError" and first[1] == ("", ""), first
     words = f"rank {chosen}: TypeError: {call} has no argument 'stric'; did you mean strict?"
