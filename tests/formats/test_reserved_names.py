@@ -28,6 +28,9 @@ STATES: dict[str, dict[str, object]] = {
     "empty": {"": np.arange(3), "b": np.arange(4.0)},
     "empty beside a number": {"": np.arange(3), "b": 1},
     "empty alone": {"": np.arange(3)},
+    "a number of an empty key": {"": 1, "b": np.arange(3)},
+    "a number of the name with dots": {"a": {"b": np.arange(3)}, "a.b": 1},
+    "a number below the name with dots": {"a": {"b": np.arange(3)}, "a.b": {"c": 1}},
 }
 
 
@@ -44,6 +47,7 @@ def test_what_is_written_is_loaded(tmp_path: Path, name: str, format: str) -> No
         assert [each.name for each in tmp_path.iterdir()] == ["saved"]
         return
     xckpt.load(target)  # the names make a tree
+    assert len(xckpt.open(target)) == len(xckpt.open(tmp_path / "saved"))
     found, saved = (stored(place) for place in (target, tmp_path / "saved"))
     assert len(found) == len(saved)
     for one, other in zip(found, saved, strict=True):

@@ -25,14 +25,18 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
+from xckpt.core.names import join_keys
+from xckpt.core.text.advice import RENAME
 from xckpt.core.text.printable import in_few
+from xckpt.core.tree import unflatten
 from xckpt.core.values import encode_value, value_kind
-from xckpt.errors import NotACheckpointError, UnsupportedLeafError, XckptError
+from xckpt.errors import ManifestError, NotACheckpointError, UnsupportedLeafError, XckptError
 from xckpt.formats.file_sets import INDEX, find_files
 from xckpt.formats.safetensors.header import Header, TensorSpan, check_tensors, lay_out
 from xckpt.formats.safetensors.source import FORMAT, SUFFIX, VALUES
 from xckpt.formats.sink import TensorSink, flat_names, other_files, other_names, value_problems
 from xckpt.formats.strided_ranges import write_box
+from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.storage.chunks.plain_files import sync
 from xckpt.storage.foreign.files import OpenFile
 from xckpt.storage.location import storage_errors
@@ -87,11 +91,8 @@ class SafetensorsSink(TensorSink):
         """Divide the tensors among files, and find every byte's place."""
         specs = self._contents.specs
         names = flat_names(specs)
-        if "" in names.values() and len(specs) + len(self._contents.values) > 1:
-            problem = (
-                "the root: an empty key beside others, which a reader takes for the whole tree"
-            )
-            raise UnsupportedLeafError.listing("safetensors cannot carry this", [problem])
+        if problems := _clashes(names.values(), self._contents.values):
+            raise UnsupportedLeafError.listing("safetensors cannot carry this", problems)
         texts = {**FORMAT, **self._contents.metadata, **_value_text(self._contents.values)}
         tensors = {names[name]: (spec.dtype, spec.shape) for name, spec in specs.items()}
         check_tensors(tensors)
@@ -161,6 +162,23 @@ class SafetensorsSink(TensorSink):
             return ""  # One that is damaged.
         own = {each.name for each in (*found.paths, found.index_path) if each is not None}
         return other_names(name for name in os.listdir(path) if name not in own)
+
+
+def _clashes(tensors: Iterable[str], values: Iterable[str]) -> list[str]:
+    """What keeps a reader from a tree: a tensor's name is one key, while a value keeps its keys."""
+    names = [mapping_name([name]) for name in tensors]
+    problems = [
+        f"{name}: a value that has the name of a tensor there; {RENAME}"
+        for name in sorted({*names} & {*values})
+    ]
+    leaves = [join_keys(keys_of(name)) for name in (*names, *values)]
+    if "" in leaves and len(leaves) > 1:
+        return ["the root: an empty key beside others, which a reader takes for the whole tree"]
+    try:
+        unflatten(dict.fromkeys(leaves), {})
+    except ManifestError as error:
+        problems.append(f"{error}; {RENAME}")
+    return problems
 
 
 def _value_text(values: Mapping[str, object]) -> dict[str, str]:
