@@ -19,7 +19,7 @@ def note(frame, event, argument):
 threading.setprofile(note)
 sys.setprofile(note)
 state = {"w": np.arange(6), "text": "x" * 100_000, "step": 1}
-for path in (tempfile.mkdtemp() + "/ckpt", "memory://described/ckpt"):
+for path in (tempfile.mkdtemp() + "/ckpt", "memory://described-in-child/ckpt"):
     for overwrite in (False, True):
         xckpt.save(path, state, overwrite=overwrite)
         xckpt.load(path)

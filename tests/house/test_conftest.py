@@ -43,10 +43,10 @@ def test_what_was_found_is_kept() -> None:
 
 def test_no_two_files_save_to_one_name_in_memory() -> None:
     """What is at ``memory://`` lives as long as the process, which runs tests of many files."""
-    root = Path(__file__).parents[2]
+    root, named = Path(__file__).parents[2], r'(?:save\w*|parse)\(\s*"memory://([\w/-]+)"'
     files: defaultdict[str, set[str]] = defaultdict(set)
     for folder in ("tests", "xckpt"):
         for file in (root / folder).rglob("*.py"):
-            for name in re.findall(r'save\w*\(\s*"memory://([\w/-]+)"', file.read_text("utf-8")):
+            for name in re.findall(named, file.read_text("utf-8")):
                 files[name].add(file.relative_to(root).as_posix())
     assert {name: found for name, found in files.items() if len(found) > 1} == {}

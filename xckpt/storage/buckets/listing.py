@@ -38,7 +38,7 @@ def listed(
 
     Example:
         >>> from xckpt.storage.location import open_store
-        >>> where = Location.parse("memory://listed")
+        >>> where = Location.parse("memory://listed-keys")
         >>> _ = open_store(where).write("b", b"").result()
         >>> listed(open_store(where), where)
         [b'b']
