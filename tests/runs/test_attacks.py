@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -346,24 +347,30 @@ def test_steps_are_deleted_where_no_byte_can_be_written(
     assert {"step-00000000", "step-00000001"}.isdisjoint(os.listdir(tmp_path))
 
 
+@dataclass
 class WithoutRoom:
-    """A store of a disk that has room for no file, not even an empty one to lock another."""
+    """A store of a disk that has room for few more files, be they empty, to lock others."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    store: Any
+    files: int
+    """How many there is room for in all."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        return getattr(self.store, name)
 
-    def write(self, *arguments: object, **options: object) -> None:
+    def write(self, *arguments: object, **options: object) -> Any:
+        if len(self.store.list().result()) < self.files:
+            return self.store.write(*arguments, **options)
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device [os_error_code='28']")
 
 
+@pytest.mark.parametrize("more", [0, 1])
 def test_steps_are_deleted_where_no_file_can_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
     checkpoints = train(tmp_path, range(3))
-    monkeypatch.setattr(remove, "open_store", lambda where: WithoutRoom(open_store(where)))
+    files = len(open_store(Location.parse(tmp_path / "step-00000000")).list().result()) + more
+    monkeypatch.setattr(remove, "open_store", lambda where: WithoutRoom(open_store(where), files))
     checkpoints.delete(0)
     assert numbers(checkpoints.steps()) == [1, 2]
     assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]

@@ -246,14 +246,15 @@ def _hidden(target: Location, held: Location, chosen: Callable[[bytes], bool] | 
             check_listed(answer(listing, target), target)
         claim, before = KeyClaim.of(CLAIM, new_identity()), answer(claiming, target)
         claimed = _claim(store, claim, before.stamp.generation, held)
-        withdrawn = _withdraw(store, held, generation, full=not claimed)
+        withdrawn = _withdraw(store, held, generation, claimed=claimed)
         # If none is there, the answer was lost, or the deletion withdrew it whose claim this took.
         if not withdrawn and answer(store.read(MANIFEST), target).state == "value":
             claim.release(store, target)
             raise _replaced(target)
-        if not claimed:
-            _claim(store, claim, before.stamp.generation, held)  # there is room now
         if held.folder is not None:
+            there = answer(store.read(CLAIM), target)
+            if there.value != claim.text:
+                _claim(store, claim, there.stamp.generation, held)  # there is room now
             _make_lasting(held.folder, seen.value, partial(claim.release, store, target))
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
@@ -295,17 +296,20 @@ def _claim(store: ts.KvStore, claim: KeyClaim, seen: bytes, target: Location) ->
     return True
 
 
-def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, full: bool) -> bool:
+def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, claimed: bool) -> bool:
     """Delete the manifest if it is still the one that was seen; returns whether it was.
 
-    TensorStore makes a file to lock it, for which a ``full`` disk may have no room; no save can
-    commit another one then.
+    TensorStore makes a file to lock it. If a full disk has no room for that, the claim makes room;
+    if there was none for that either, no save can commit another manifest.
     """
     try:
         return bool(answer(store.write(MANIFEST, None, if_equal=generation), target).generation)
     except (OSError, ValueError, RuntimeError):
-        if not full or target.folder is None:
+        if target.folder is None:
             raise
+        if claimed:
+            (target.folder / CLAIM).unlink()
+            return _withdraw(store, target, generation, claimed=False)
         if answer(store.read(MANIFEST), target).stamp.generation != generation:
             return False
         (target.folder / MANIFEST).unlink()
