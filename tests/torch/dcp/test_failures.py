@@ -117,11 +117,14 @@ def test_a_rank_that_fails_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatc
 
 
 def on_rank_full_disk(rank: int, path: Path) -> Any:
-    """A rank that cannot write a file of more than 64 KiB, as if its disk were full."""
+    """A rank that cannot write a file of more than 4 MiB, as if its disk were full.
+
+    The file through which the ranks have met must stay below that: it grows with each test.
+    """
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    state = {f"of {rank}": torch.full((1 << 18,), float(rank))}
+    state = {f"of {rank}": torch.full((1 << 21 if rank == 1 else 1 << 18,), float(rank))}
     if rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, old[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 22, old[1]))
     try:
         dcp.save(state, storage_writer=XckptStorageWriter(path / "ckpt"))
     except dcp.CheckpointException as error:
