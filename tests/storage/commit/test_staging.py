@@ -74,6 +74,33 @@ def save_with(writer: ZarrStorageWriter, state: Mapping[str, object]) -> None:
     save_state(state, writer, group=LocalGroup(), planner=DefaultSavePlanner())
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_to_be_replaced_is_deleted_and_another_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Where another was saved, the error said "No such file or directory", of the own staging."""
+    path, take_name = tmp_path / "ckpt", staging_module.take_name
+    xckpt.save(path, OLD)
+
+    def take(step: Step, source: Path, target: Path) -> None:
+        if step is not Step.EXCHANGE:
+            return take_name(step, source, target)
+        xckpt.delete(path)
+        with pytest.raises(FileNotFoundError) as refused:
+            take_name(step, source, target)
+        if again:
+            xckpt.save(path, OLD)
+        raise refused.value
+
+    monkeypatch.setattr(staging_module, "take_name", take)
+    if again:
+        with pytest.raises(xckpt.CheckpointExistsError, match="taken by another writer meanwhile"):
+            xckpt.save(path, NEW, overwrite=True)
+    else:
+        xckpt.save(path, NEW, overwrite=True)
+    assert (step_at(path), names(tmp_path)) == (1 if again else 2, ["ckpt"])
+
+
 def test_save_refuse_overwrite(path: str) -> None:
     xckpt.save(path, OLD)
     with pytest.raises(xckpt.CheckpointExistsError, match="overwrite=True"):

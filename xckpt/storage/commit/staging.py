@@ -83,7 +83,7 @@ class StagedFolder:
         try:
             take_name(step, named, self.target)
         except OSError as error:
-            if step is Step.EXCHANGE and not self.target.exists():
+            if step is Step.EXCHANGE and isinstance(error, FileNotFoundError):
                 return self.take_name(Step.RENAME)  # what was there has been deleted meanwhile
             if step is not Step.RENAME or error.errno not in TAKEN:
                 raise
