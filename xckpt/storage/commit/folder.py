@@ -27,7 +27,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -55,7 +55,7 @@ ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
 """Identity of a save that cannot be resumed."""
 LEFTOVER: Final = re.compile(
     rf"\.(?P<name>.*)\.(?:saving|converting)-(?P<id>{ONE_SAVE.pattern}|conversion)"
-    r"(?P<kind>|\.claim|\.new|\.journal-\d+)",
+    r"(?P<kind>|\.claim|\.new|\.journal-(?:\d+|layout))",
     re.DOTALL,
 )
 """Names of what a save makes beside its path; a name of the user's lacks such an identity."""
@@ -184,13 +184,13 @@ def claim_of(staged: Path) -> Path:
     return staged.with_name(f"{staged.name}.claim")
 
 
-def journal_of(staged: Path, rank: int) -> Path:
-    """Path of a rank's journal of a resumable save."""
+def journal_of(staged: Path, rank: int | Literal["layout"]) -> Path:
+    """Path of a journal of a resumable save: a rank's, or the note of what is laid out there."""
     return staged.with_name(f"{staged.name}.journal-{rank}")
 
 
 def journals(staged: Path) -> list[Path]:
-    """The journals of a resumable save."""
+    """The journals of a resumable save; whoever removes the staging folder removes them first."""
     with os.scandir(staged.parent) as entries:
         start = f"{staged.name}.journal-"
         return sorted(staged.parent / e.name for e in entries if e.name.startswith(start))

@@ -180,14 +180,15 @@ def remove_if_dead(staged: Path, *, local: bool, resumable: bool, old: bool = Fa
         found = owner_state(text, lock(descriptor), local=local) if text else OwnerState.UNKNOWN
         if found is not OwnerState.DEAD and not (old and found is OwnerState.UNKNOWN):
             return False
+        for path in journals(staged):
+            path.unlink(missing_ok=True)
         if text is not None and text.exchanging:
             rescue(staged, target_of(staged, text))
         elif staged.is_dir():
             shutil.rmtree(staged, ignore_errors=True)
         if staged.exists():
             return False
-        for path in (*journals(staged), claim_of(staged)):
-            path.unlink(missing_ok=True)
+        claim_of(staged).unlink(missing_ok=True)
     return True
 
 

@@ -2,11 +2,12 @@
 
 1. `OutputPath.begin` looks at the path, claims a staging folder beside it as a save does
    (`xckpt.storage.commit.folder`), and makes a folder for the output in it.
-2. `StagedOutput.note` keeps a digest of the output's layout there. `OutputPath.begin` continues
+2. `StagedOutput.note` keeps a digest of the output's layout beside it. `OutputPath.begin` continues
    an output of the same identity and layout; another process that knows the token and has the same
    layout takes part with `OutputPath.attach`.
-3. `StagedOutput.publish` syncs every file and folder, looks at the path again, and takes the step
-   that the rules of `xckpt.core.commit` give.
+3. `StagedOutput.publish` syncs every file and folder, looks at the path again, forgets the layout,
+   since what it is of may be the old output a moment later, and takes the step that the rules of
+   `xckpt.core.commit` give.
 
 Only files that the format itself would write are ever replaced: a folder with other files in it is
 refused, and so is a file of another name.
@@ -23,12 +24,11 @@ from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.storage.abilities.local import can_exchange
 from xckpt.storage.commit.file_system import share_mode
-from xckpt.storage.commit.folder import claim_folder, staging_folder, sync_tree
+from xckpt.storage.commit.folder import claim_folder, journal_of, staging_folder, sync_tree
 from xckpt.storage.commit.leftovers import reclaim
 from xckpt.storage.commit.staging import StagedFolder, taken_meanwhile
 from xckpt.storage.location import storage_errors
 
-_LAYOUT = "layout"
 _OUTPUT = "output"
 
 
@@ -144,12 +144,15 @@ class StagedOutput(StagedFolder):
     def note(self, layout: bytes) -> None:
         """Let other processes attach, if they have the same layout."""
         with storage_errors(self.staging):
-            (self.staging / _LAYOUT).write_bytes(layout)
+            self._note.write_bytes(layout)
 
     def noted(self) -> bytes | None:
         """The layout that was noted; None if none was."""
-        note = self.staging / _LAYOUT
-        return note.read_bytes() if note.is_file() else None
+        return self._note.read_bytes() if self._note.is_file() else None
+
+    @property
+    def _note(self) -> Path:
+        return journal_of(self.staging, "layout")
 
     def publish(self) -> None:
         """Make everything durable, and give the output its name.
@@ -164,4 +167,5 @@ class StagedOutput(StagedFolder):
                 step = self.output.step()
             except CheckpointExistsError as error:
                 raise taken_meanwhile(self.target) from error
+            self._note.unlink(missing_ok=True)
             self.take_name(step)
