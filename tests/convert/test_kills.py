@@ -40,8 +40,8 @@ def same(path: Path, number: int) -> None:
         np.testing.assert_array_equal(loaded[name], leaf)
 
 
-def killed(*call: Callable[..., object] | Path | str) -> None:
-    process = context().Process(target=call[0], args=call[1:])
+def killed(call: Callable[..., object], *arguments: Path | str) -> None:
+    process = context().Process(target=call, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
