@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from xckpt.core.metadata import Metadata
 from xckpt.core.near_names import near_names
-from xckpt.errors import TreeMismatchError
+from xckpt.errors import SHOWN_PROBLEMS, TreeMismatchError
 
 if TYPE_CHECKING:
     from xckpt.core.part.name_search import NameSearch
@@ -39,12 +39,19 @@ class NamePattern:
 
     text: str
 
+    @property
+    def is_name(self) -> bool:
+        """Whether it fits one name alone, and what is below it."""
+        return "*" not in self.text and "?" not in self.text
+
     def fits(self, name: str) -> bool:
         """Whether it fits a name, or that of a container around it."""
+        if self.is_name:
+            return name == self.text or name.startswith(f"{self.text}/")
         return _search(self.text).fits(name)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def _search(pattern: str) -> NameSearch:
     from xckpt.core.part.name_search import NameSearch  # most programs have no pattern
 
@@ -65,6 +72,16 @@ class Selection:
     """Name of a container or leaf of the checkpoint; empty for the root."""
     patterns: tuple[NamePattern, ...] = ()
     """Patterns of leaf names, counted from `at`; none for all leaves."""
+    _names: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Those of them that are names: thousands are looked up as fast as one."""
+    _searched: tuple[NamePattern, ...] = field(init=False, repr=False, compare=False)
+    """The others."""
+
+    def __post_init__(self) -> None:
+        names = frozenset(pattern.text for pattern in self.patterns if pattern.is_name)
+        object.__setattr__(self, "_names", names)
+        searched = tuple(pattern for pattern in self.patterns if not pattern.is_name)
+        object.__setattr__(self, "_searched", searched)
 
     @classmethod
     def asked(cls, at: object = "", select: object = None) -> Selection:
@@ -93,7 +110,9 @@ class Selection:
 
     def picks(self, inner: str) -> bool:
         """Whether a leaf name, counted from `at`, fits a pattern."""
-        return not self.patterns or any(pattern.fits(inner) for pattern in self.patterns)
+        if not self.patterns or any(pattern.fits(inner) for pattern in self._searched):
+            return True
+        return not self._names.isdisjoint(with_containers([inner]))
 
     def outer(self, inner: str) -> str:
         """The name in the checkpoint; inverse of `below`."""
@@ -131,14 +150,18 @@ class Selection:
                 f"at={self.at!r}: the checkpoint has no such container or leaf"
                 f"{_near(self.at, with_containers(names))}"
             )
-        problems = [
-            f"select={pattern.text!r}: no leaf{f' below {self.at}' if self.at else ''} fits"
-            f"{_near(pattern.text, with_containers(below))}"
-            for pattern in self.patterns
-            if not any(map(pattern.fits, below))
-        ]
+        known, problems = with_containers(below), list[str]()
+        for pattern in self.patterns:
+            if pattern.text in known if pattern.is_name else any(map(pattern.fits, below)):
+                continue
+            near = _near(pattern.text, known) if len(problems) < SHOWN_PROBLEMS else ""
+            where = f" below {self.at}" if self.at else ""
+            problems.append(f"select={pattern.text!r}: no leaf{where} fits{near}")
+        if len(problems) == 1:
+            raise TreeMismatchError(problems[0], problems)
         if problems:
-            raise TreeMismatchError("\n  ".join(problems), problems)
+            summary = f"{len(problems):,} patterns of select= fit nothing"
+            raise TreeMismatchError.listing(summary, problems)
 
 
 def _all_below(at: str, named: Mapping[str, Value]) -> dict[str, Value]:
