@@ -84,7 +84,7 @@ def test_thousands_of_names_are_looked_up_and_not_searched_for() -> None:
     part = Selection.asked("", names).of(metadata)
     assert [*part.state_dict_metadata] == names
     with pytest.raises(
-        TreeMismatchError, match="^5,000 patterns of select= fit nothing\n"
+        TreeMismatchError, match=r"^5,000 patterns of select= fit nothing\n"
     ) as raised:
         Selection.asked("", [f"{name}8" for name in names]).of(metadata)
     assert (
