@@ -87,9 +87,7 @@ def test_thousands_of_names_are_looked_up_and_not_searched_for() -> None:
         TreeMismatchError, match=r"^5,000 patterns of select= fit nothing\n"
     ) as raised:
         Selection.asked("", [f"{name}8" for name in names]).of(metadata)
-    assert (
-        str(raised.value).endswith("  ... and 4,980 more") and len(raised.value.problems) == 5_000
-    )
+    assert str(raised.value).endswith("  ... and 4980 more") and len(raised.value.problems) == 5_000
     assert _search.cache_info() == before
 
 
