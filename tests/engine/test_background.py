@@ -443,6 +443,37 @@ def test_the_interpreter_waits_for_a_save_that_begins_at_its_end(tmp_path: Path,
     assert all((xckpt.load(tmp_path / str(step))["w"] == step).all() for step in range(3))
 
 
+IN_A_DAEMON = """
+import sys, threading, time
+import numpy as np
+import xckpt
+
+begun = threading.Event()
+
+def slow(progress):
+    begun.set()
+    time.sleep(0.1)  # the main thread ends meanwhile
+    xckpt.load("memory://other")
+
+def thread():
+    xckpt.save("memory://other", {"w": 1})
+    xckpt.save(sys.argv[1], {"w": np.ones(3)}, options=xckpt.SaveOptions(progress=slow))
+    while True:
+        xckpt.load(sys.argv[1])
+
+threading.Thread(target=thread, daemon=True).start()
+begun.wait()
+sys.exit(7)
+"""
+
+
+def test_the_interpreter_waits_for_calls_in_daemon_threads(tmp_path: Path) -> None:
+    """Python ends such a thread wherever it is: in C++, the process ended by a signal."""
+    ended = end_of(IN_A_DAEMON, tmp_path / "a")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "", "")
+    assert xckpt.load(tmp_path / "a")["w"].tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_an_interrupt_while_the_thread_is_started_holds_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool

@@ -1,4 +1,4 @@
-"""What a process may run out of: open files, threads, memory, address space.
+"""What a process may run out of: open files, threads, memory, address space, time.
 
 1. That can happen almost anywhere: Python reads a module where it is first needed. `naming_limit`
    makes an error of it that says what to do, for other ranks and threads too, and
@@ -6,13 +6,19 @@
 2. TensorStore ends a process in which it cannot be loaded or cannot start its threads. It is loaded
    with `xckpt.storage`, and starts its threads with the first store that it opens. Before that
    `check_loaded` and `check_address_space` look at what is left.
+3. Python ends daemon threads wherever they are. In C++ that ends the process, by a signal: so the
+   interpreter's exit waits for the calls that they are in (`awaited_at_exit`), as it does for saves
+   in the background.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import functools
+import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
@@ -112,9 +118,46 @@ def not_compiled(call: Callable[P, T]) -> Callable[P, T]:
 
     def call_outside(*arguments: P.args, **keywords: P.kwargs) -> T:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        if threading.current_thread().daemon:
+            return awaited_at_exit(outside[disable], *arguments, **keywords)
         return outside[disable](*arguments, **keywords)
 
     return outside.marked(call_outside)
+
+
+_under_way: Final[dict[int, threading.Lock]] = {}
+"""Daemon threads that are in a call, and a lock that each holds until the call has ended."""
+_exit_began: Final = threading.Event()
+os.register_at_fork(after_in_child=_under_way.clear)
+
+
+def awaited_at_exit(call: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+    """Call something in a daemon thread; the interpreter's exit waits until that has ended.
+
+    Once the exit waits, a call that the thread begins ends the thread, as Python soon would.
+    The own threads of a call end with it.
+    """
+    thread, me = threading.current_thread(), threading.get_ident()
+    if me in _under_way or thread.name.startswith("xckpt"):
+        return call(*arguments, **keywords)
+    running = threading.Lock()
+    with running:
+        _under_way[me] = running
+        try:
+            if _exit_began.is_set():
+                raise SystemExit
+            return call(*arguments, **keywords)
+        finally:
+            _under_way.pop(me, None)
+
+
+@atexit.register
+def _await_calls() -> None:
+    _exit_began.set()
+    while _under_way:
+        for running in list(_under_way.values()):
+            with running:
+                pass
 
 
 def check_loaded() -> None:
