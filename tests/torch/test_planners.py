@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 
 import xckpt
@@ -17,7 +20,7 @@ from examples.planners.materialise import MaterialisingPlanner
 from examples.planners.rename import RenamingLoadPlanner, RenamingSavePlanner
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import on_rank_mesh
-from xckpt.planner import DefaultSavePlanner, SavePlan
+from xckpt.planner import DefaultLoadPlanner, DefaultSavePlanner, ReadItem, SavePlan
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 
 WHOLE = torch.arange(65.0).reshape(13, 5) / 7
@@ -119,6 +122,33 @@ def test_replicas_are_dealt_out(four_ranks: Ranks, tmp_path: Path):
         loaded: Any = xckpt.load(path)
         assert all(loaded[f"t{n}"].tolist() == [n] * (n + 1) for n in range(count))
         assert count == 0 or np.array_equal(loaded["half"], WHOLE.numpy())
+
+
+def on_rank_odd_shards(rank: int, path: Path) -> tuple[list[str], list[float]]:
+    """A tensor without elements, and two shards on the last rank and none on the others."""
+    none = distribute_tensor(torch.empty(0, 4), on_rank_mesh("4"), [Shard(0)], src_data_rank=None)
+    last = [ShardMetadata([2 * n], [2], "rank:3/cpu") for n in range(2)]
+    sharded = sharded_tensor.ones(EnumerableShardingSpec(last), 4)
+    state = {"none": none, "sharded": sharded}
+    saved = xckpt.save_state_dict(state, ZarrStorageWriter(path), planner=BalancingPlanner())
+    state["sharded"] = sharded_tensor.zeros(EnumerableShardingSpec(last), 4)
+    xckpt.load_state_dict(state, ZarrStorageReader(path), planner=ReadsElsewhere())
+    shards = state["sharded"].local_shards()
+    return list(saved.state_dict_metadata), [x for shard in shards for x in shard.tensor.tolist()]
+
+
+class ReadsElsewhere(DefaultLoadPlanner):
+    """Has each item read into memory of its own."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> object:
+        region = super().resolve_tensor(read_item)
+        assert isinstance(region, torch.Tensor)
+        return torch.empty_like(region)
+
+
+def test_ranks_without_shards_do_as_the_others(four_ranks: Ranks, tmp_path: Path):
+    answers = four_ranks.run(on_rank_odd_shards, tmp_path / "ckpt")
+    assert answers == [(["none", "sharded"], [1.0] * (4 if rank == 3 else 0)) for rank in range(4)]
 
 
 def on_rank_extra(rank: int, path: Path) -> tuple[object, object]:

@@ -30,7 +30,7 @@ from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf, loaded_leaves, reads_of
 from xckpt.core.targets.assign import assign
 from xckpt.core.targets.compare import compare, decide_load, opaque_differences, stands_for_nothing
-from xckpt.core.targets.find import find_targets, with_names_of
+from xckpt.core.targets.find import find_targets, is_meta, with_names_of
 from xckpt.core.targets.numbers import fill
 from xckpt.core.text.arguments import wrong_argument
 from xckpt.core.tree import FlatTree, flatten, rebuild, unflatten
@@ -221,10 +221,10 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def _fills(self, name: str) -> bool:
         """Whether a leaf is filled itself; not a meta tensor to which hooks may give memory."""
-        objects = self._objects
-        given = not self._fills_alone and not objects.flat.objects
-        is_meta = given and getattr(self._likes[name], "is_meta", False)  # torch's name for it
-        return self.in_place and name not in objects.fresh and not is_meta
+        given = not self._fills_alone and not self._objects.flat.objects
+        if given and is_meta(self._likes[name]):
+            return False
+        return self.in_place and name not in self._objects.fresh
 
     @property
     def targets(self) -> Mapping[str, TargetLeaf | None]:
