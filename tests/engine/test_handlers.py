@@ -82,6 +82,41 @@ def test_a_handler_may_save_while_a_save_starts_a_thread(tmp_path: Path) -> None
     assert ended.returncode == 0, ended.stderr
 
 
+FIRST = """
+import os, signal, sys
+import xckpt
+
+folder, how = sys.argv[1:]
+
+class AsItIsLoaded:
+    def find_spec(self, name, path=None, target=None):
+        if name == "asyncio":  # which TensorStore imports
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+def handle(*_):
+    if how == "raises":
+        raise KeyboardInterrupt
+    xckpt.save(f"{folder}/handler", {"w": 1})
+
+signal.signal(signal.SIGUSR1, handle)
+sys.meta_path.insert(0, AsItIsLoaded())
+try:
+    xckpt.save(f"{folder}/first", {"w": 1})
+except KeyboardInterrupt:
+    xckpt.save(f"{folder}/handler", {"w": 1})
+"""
+
+
+@pytest.mark.parametrize("how", ["raises", "saves"])
+def test_a_signal_while_tensorstore_is_loaded(tmp_path: Path, how: str) -> None:
+    """The first call said ImportError, of "initialization failed"; the next ended the process."""
+    command = [sys.executable, "-c", FIRST, str(tmp_path), how]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert xckpt.load(tmp_path / "handler") == {"w": 1}
+    assert xckpt.exists(tmp_path / "first") == (how == "saves")
+
+
 @pytest.mark.parametrize("inner", [save, saved_async])
 def test_a_handler_may_save_while_a_state_is_copied(
     tmp_path: Path, inner: Callable[[Path], None]

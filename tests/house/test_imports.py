@@ -293,7 +293,7 @@ for name in ("adapters", "convert", "metadata", "planner", "policies", "staging"
     if os.fork() == 0:
         assert getattr(xckpt, name).__name__ == f"xckpt.{name}"
         assert not {"torch", "jax"} & sys.modules.keys()
-        assert ("tensorstore" in sys.modules) == (name == "convert")
+        assert ("tensorstore" in sys.modules) == (name in ("convert", "storage"))
         os._exit(0)
     assert os.wait()[1] == 0, name
 """

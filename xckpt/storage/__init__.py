@@ -10,9 +10,11 @@ gives one of them a module that is not whole.
 """
 
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from xckpt.core.storage import StorageReader, StorageWriter
+from xckpt.engine.last_tasks import begin_task
 from xckpt.engine.limits import check_loaded
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["StorageReader", "StorageWriter", "ZarrStorageReader", "ZarrStorageWriter"]
 
 check_loaded()
+with ThreadPoolExecutor(1, "xckpt-import") as _threads:
+    # A signal interrupts the main thread alone, and half a TensorStore ends the process later.
+    begin_task(_threads, lambda: importlib.import_module("tensorstore")).result()
 
 
 def __getattr__(name: str) -> object:
