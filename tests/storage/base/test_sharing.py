@@ -288,6 +288,22 @@ def test_a_damaged_chunk_is_found_where_the_base_is_verified(
     assert "w/c/0/0" in shared(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize("pack_bytes", [0, 1 << 20])
+def test_the_name_of_a_damaged_chunk_is_logged_without_control_characters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pack_bytes: int
+) -> None:
+    state, red = {"\x1b[31m": np.ones(9)}, SaveOptions(pack_bytes=pack_bytes, verify_base=True)
+    xckpt.save(tmp_path / "a", state, options=red)
+    (chunk,) = (each for each in (tmp_path / "a").rglob("*") if b"\0\0\xf0?" in contents_of(each))
+    chunk.write_bytes(chunk.read_bytes().replace(b"\xf0?", b"\xf0>", 1))
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=red)
+    assert "\\x1b[31m: the base's" in caplog.text and "\x1b" not in caplog.text
+
+
+def contents_of(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
 def clones(folder: Path) -> bool:
     """Whether files in a folder may share their blocks."""
     one, other = folder / "one", folder / "other"

@@ -30,6 +30,7 @@ from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shards.index import CHECKSUM_BYTES
 from xckpt.core.manifest.packs import ChunkPlace
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import StorageError
 from xckpt.storage.array import digest_array, plain_bools
@@ -173,7 +174,7 @@ class SharingWrites(ChunkWrites, Generic[Contents]):
     def _refuse(self, problem: str) -> None:
         """Note why what is equal is not shared, and warn."""
         self._note_problem(problem)
-        logger.warning("%s: %s; it is written anew", self.where, problem)
+        logger.warning("%s: %s; it is written anew", self.where, printable(problem))
 
     def _is_sound(self, unit: Unit, digest: bytes) -> bool:
         """Whether the base holds the elements that it should; else that is warned of."""
@@ -186,7 +187,7 @@ class SharingWrites(ChunkWrites, Generic[Contents]):
 
     def _note_problem(self, problem: str) -> None:
         with self._lock:
-            self._problem = self._problem or problem
+            self._problem = self._problem or printable(problem)
 
     def _note_shared(self, nbytes: int) -> None:
         with self._lock:
