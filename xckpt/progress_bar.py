@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
@@ -88,8 +89,9 @@ class ProgressBar:
             self._last = now
             self._next = self._clock() + EVERY
             line = line_of(self._doing, now, seconds)
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
+            with suppress(OSError):  # a log on a full disk ends no call
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
 
     def __enter__(self) -> ProgressBar:
         self._started = self._clock()

@@ -103,6 +103,16 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
+def test_a_log_on_a_full_disk_ends_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    log = io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True)
+    monkeypatch.setattr(sys, "stderr", log)
+    with log, ProgressBar("save run", clock) as bar:
+        for seconds in (10, 20, 30):
+            clock.now = seconds
+            bar(xckpt.Progress(seconds, 30))
+
+
 def test_short_work_writes_nothing_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines_of(capsys, [(n / 100, n) for n in range(101)]) == []
 

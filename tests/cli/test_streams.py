@@ -52,6 +52,12 @@ def test_a_failure_that_cannot_be_said_has_its_code(redirected: str, arguments: 
     assert in_shell(redirected, *arguments) == (2, "", "")
 
 
+def test_a_warning_that_cannot_be_said_ends_no_command(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "run", {"w": np.arange(3)}, metadata={"loss": 0.5})
+    done = in_shell("2>/dev/full", "convert", tmp_path / "run", tmp_path / "out", "--format=dcp")
+    assert done == (0, f"{tmp_path / 'out'}: 1 tensor, 24 B\n", "")
+
+
 def test_who_cannot_be_asked_deletes_nothing(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "run", {"w": np.arange(3)})
     code, _, said = in_shell("<&-", "rm", tmp_path / "run")

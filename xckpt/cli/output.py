@@ -33,6 +33,12 @@ def say(line: str) -> None:
     click.echo(printable(line))
 
 
+def notice(line: str) -> None:
+    """Print a line on stderr, beside the answer: a stderr that takes none ends no command."""
+    with suppress(OSError):
+        click.echo(line, err=True)
+
+
 def show_warning(
     message: Warning | str,
     category: type[Warning],
@@ -42,7 +48,7 @@ def show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning on stderr, without the code that gave it; a `warnings.showwarning`."""
-    click.echo(f"xckpt: warning: {printable_lines(str(message))}", err=True)
+    notice(f"xckpt: warning: {printable_lines(str(message))}")
 
 
 class LogOnStderr(logging.Handler):
@@ -51,7 +57,7 @@ class LogOnStderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a message with its level."""
         text = printable_lines(record.getMessage())
-        click.echo(f"xckpt: {record.levelname.lower()}: {text}", err=True)
+        notice(f"xckpt: {record.levelname.lower()}: {text}")
 
 
 @contextmanager
