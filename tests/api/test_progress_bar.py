@@ -105,7 +105,7 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_log_on_a_full_disk_ends_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    log = io.TextIOWrapper(open("/dev/full", "wb", buffering=0), write_through=True)
+    log = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
     monkeypatch.setattr(sys, "stderr", log)
     with log, ProgressBar("save run", clock) as bar:
         for seconds in (10, 20, 30):
