@@ -125,7 +125,8 @@ class RunFolder:
 
     def find(self, number: int) -> list[StepRecord]:
         """The steps of a number, sound or not; the one that counts last."""
-        return [record for record in self.all if record.number == number]
+        known = (*self._records.values(), *self._unreadable.values())
+        return sorted((each for each in known if each.number == number), key=place_of)
 
     def replaced(self, number: int, *, temporary: bool) -> tuple[str | None, bool]:
         """Folder name of what a save replaces, and whether that lies in the temporary root."""

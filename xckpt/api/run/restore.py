@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -211,17 +212,17 @@ def _loaded(
 
 def _newest_first(folder: RunFolder, step: int | None) -> dict[Candidate, StepRecord]:
     """The steps of a number, or all."""
-    records = [each for each in reversed(folder.all) if step in (None, each.number)]
+    records = folder.all if step is None else folder.find(step)
+    names = Counter(number for number, _ in {(each.number, each.name) for each in records})
     return {
-        Candidate(folder.place(each), _called(folder, each), _damage_of(folder, each)): each
-        for each in records
+        Candidate(folder.place(each), _called(each, names), _damage_of(folder, each)): each
+        for each in reversed(records)
     }
 
 
-def _called(folder: RunFolder, record: StepRecord) -> str:
-    """What messages call a step: by its folder, if it shares its number with another."""
-    others = len({each.name for each in folder.find(record.number)}) > 1
-    return f"step {record.number}" + f" ({record.name})" * others
+def _called(record: StepRecord, names: Counter[int]) -> str:
+    """What messages call a step: by its folder, if its number has several names."""
+    return f"step {record.number}" + f" ({record.name})" * (names[record.number] > 1)
 
 
 def _damage_of(folder: RunFolder, record: StepRecord) -> tuple[type[XckptError], ...]:
