@@ -18,7 +18,8 @@ from rich.console import Console
 import xckpt
 from tests.support.time_limit import untraced
 from xckpt.cli.commands import commands
-from xckpt.cli.render.tables import checkpoint_table
+from xckpt.cli.listing import Row
+from xckpt.cli.render.tables import checkpoint_table, console, leaf_list
 from xckpt.cli.report import checkpoint_report
 from xckpt.core.manifest.codec import encode
 from xckpt.core.manifest.entries import Manifest, TensorEntry
@@ -116,6 +117,16 @@ def test_orders(saved: Path, order: list[str], listed: list[str]) -> None:
     assert names(run("ls", saved, "model", "opt", *order)) == listed
     rows = json.loads(run("ls", saved, "model", "opt", *order, "--json").stdout)
     assert [row["name"] for row in rows] == listed
+
+
+def test_a_terminal_of_no_width_gets_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "0")
+    console().print(leaf_list([Row("model/w", "int8", (2, 3), 6, True)]))
+    assert terminal.getvalue().split() == ["model/w", "int8", "[2,", "3]", "6", "B"]
 
 
 def test_no_name_reaches_the_terminal_as_it_is(saved: Path, tmp_path: Path) -> None:

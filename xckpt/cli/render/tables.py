@@ -130,7 +130,7 @@ def console() -> Console:
         a leaf[bold] of any name
     """
     screen = SafeConsole(markup=False, highlight=False, emoji=False)
-    if not screen.is_terminal:
+    if not (screen.is_terminal and screen.width):  # COLUMNS=0, of a terminal without a size
         screen.width = PIPED_WIDTH
     return screen
 
