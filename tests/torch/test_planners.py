@@ -151,6 +151,21 @@ def test_ranks_without_shards_do_as_the_others(four_ranks: Ranks, tmp_path: Path
     assert answers == [(["none", "sharded"], [1.0] * (4 if rank == 3 else 0)) for rank in range(4)]
 
 
+def on_rank_own_hook(rank: int, path: Path) -> list[int]:
+    planner, ranks = DefaultSavePlanner(), list[int]()
+    make = planner.create_global_plan
+    planner.create_global_plan = lambda all_plans: (ranks.append(len(all_plans)), make(all_plans))[
+        1
+    ]
+    for step in range(2):
+        xckpt.save(path / f"{step}", on_rank_state(Shard(0)), planner=planner)
+    return ranks
+
+
+def test_a_hook_that_one_planner_has_for_itself_is_called(four_ranks: Ranks, tmp_path: Path):
+    assert four_ranks.run(on_rank_own_hook, tmp_path) == [[4, 4], [], [], []]
+
+
 def on_rank_extra(rank: int, path: Path) -> tuple[object, object]:
     saved = on_rank_save(path, ExtraDataPlanner({"rank": rank, "seed": rank * 7}))
     state = on_rank_state(Shard(1), filled=False)

@@ -15,6 +15,7 @@ import abc
 import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -225,14 +226,14 @@ class DefaultSavePlanner(SavePlanner):
     def lasting_key(self) -> str | None:
         """The sizes of chunks, unless a subclass makes the global plan, or grids are kept."""
         grid = self.grid or self._storage_grid
-        ours = type(self).create_global_plan is DefaultSavePlanner.create_global_plan
+        ours = self.create_global_plan == MethodType(DefaultSavePlanner.create_global_plan, self)
         return repr(grid) if ours and (grid is None or grid.kept is None) else None
 
     def known_plans(self, plan: SavePlan, rank: int, processes: Processes) -> KnownPlans | None:
         """What the leaves say of all ranks, unless a subclass makes the plans."""
         from xckpt.core.plan.alone.known import known_plans
 
-        ours = type(self).create_local_plan is DefaultSavePlanner.create_local_plan
+        ours = self.create_local_plan == MethodType(DefaultSavePlanner.create_local_plan, self)
         if not ours or self.lasting_key() is None:
             return None
         return known_plans(plan, self._leaves, rank, processes, self.grid or self._storage_grid)
