@@ -280,6 +280,20 @@ def test_values_that_are_none(tmp_path: Path) -> None:
             SafetensorsSource(tmp_path / "v.safetensors")
 
 
+def test_a_file_of_one_ranks_parts_is_refused(tmp_path: Path) -> None:
+    """It was read as whole tensors, of fewer rows."""
+    for rank, name in enumerate(("shard-00001-model", "shard-00002-model")):
+        about = json.dumps({"w": {"saved_offsets": [4 * rank, 0]}})
+        path = tmp_path / f"{name}-00001-of-00001.safetensors"
+        rows = {"w": np.full((4, 5), rank, np.float32)}
+        safetensors.numpy.save_file(rows, path, {"DCP_SHARDING_INFO": about})
+        if rank == 0:
+            assert open_source(path).specs["w"].shape == (4, 5)  # as far as anyone can tell
+    for path in tmp_path.iterdir():
+        with pytest.raises(xckpt.errors.UnsupportedLeafError, match="one rank's parts of tensors"):
+            open_source(path)
+
+
 def test_a_name_with_a_slash_is_one_key(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"a/b%": np.arange(3)}, tmp_path / "w.safetensors")
     source = SafetensorsSource(tmp_path / "w.safetensors")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Final
@@ -28,6 +29,7 @@ from xckpt.core.values import decode_value
 from xckpt.errors import (
     ManifestError,
     StorageError,
+    UnsupportedLeafError,
     naming,
 )
 from xckpt.formats.file_sets import find_files, owners_of
@@ -46,7 +48,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.documents import Allowance
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, existing_path
+from xckpt.storage.foreign.paths import FilePath, entries_in, existing_path
 from xckpt.storage.foreign.versions import version
 from xckpt.storage.location import storage_errors
 
@@ -55,6 +57,10 @@ PLACE_BYTES: Final = 320
 """Bytes of memory of a tensor's place in a file, beside its name."""
 FORMAT: Final = {"format": "pt"}
 """The text of ``__metadata__`` that files for torch have; it says nothing about the model."""
+SHARDS: Final = "DCP_SHARDING_INFO"
+"""The text of ``__metadata__`` in which torch says where the parts that a rank has saved begin."""
+_BEYOND: Final = re.compile(r'"saved_offsets": \[[^\]]*[1-9]')
+_SHARD: Final = re.compile(r"(shard-\d+)-model-.*")
 VALUES: Final = "xckpt.values"
 """The text of ``__metadata__`` that holds Python values: JSON, mapping name -> [type, text]."""
 
@@ -94,6 +100,8 @@ class SafetensorsSource(TensorSource):
         files = find_files(self.path, SUFFIX, memory)
         named = [(file.name, file) for file in files.paths]
         opened = map_named(self.path, partial(_open, memory=memory), named)
+        for file, header, _ in opened:
+            _refuse_part(file.path, header.metadata.get(SHARDS))
         # The files' headers, sizes and times of change.
         self._identity = hashlib.sha256(b"".join(state for _, _, state in opened)).digest()
         contents = {file.path: header.places for file, header, _ in opened}
@@ -173,6 +181,25 @@ def _open(path: FilePath, memory: Allowance) -> tuple[RangeFile, Header, bytes]:
         memory.take(length + PLACE_BYTES * len(header.places), what)
         state = f"{path.name} ".encode() + file.state() + hashlib.sha256(text).digest()
         return file, header, state
+
+
+def _refuse_part(path: FilePath, offsets: str | None) -> None:
+    """Refuse a file that holds what one rank has saved of tensors; the first one's begin at 0.
+
+    Raises:
+        UnsupportedLeafError: it is one of several such files.
+    """
+    shard = _SHARD.fullmatch(path.name)
+    if offsets is None or not (shard or _BEYOND.search(offsets)):
+        return
+    beside = (_SHARD.fullmatch(each.name) for each in entries_in(path.parent, SUFFIX))
+    others = {each[1] for each in beside if each and shard and each[1] != shard[1]}
+    if others or _BEYOND.search(offsets):
+        raise UnsupportedLeafError(
+            f"{path}: it holds one rank's parts of tensors, as torch's HuggingFaceStorageWriter "
+            "saves them; load all with its HuggingFaceStorageReader, or save with "
+            "enable_consolidation=True"
+        )
 
 
 def _tensor(file: RangeFile, place: TensorSpan) -> FileTensor:
