@@ -318,3 +318,26 @@ def test_steps_go_while_the_interpreter_ends(tmp_path: Path, how: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "2\n", "")
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+SLOWLY = """
+import sys
+import numpy as np
+import xckpt
+from xckpt.policies import EverySteps, Latest
+
+checkpoints = xckpt.CheckpointManager(
+    sys.argv[1], save=EverySteps(1), keep=Latest(1), delete_rate=1
+)
+for step in range(4):
+    checkpoints.save(step, {"w": np.full(9, step)})
+"""
+
+
+def test_a_program_that_ends_without_its_manager_does_not_delete_slowly(tmp_path: Path) -> None:
+    """Its exit waited for the rate: half an hour for 100,000 files, each 1,000 of them a second."""
+    command = [sys.executable, "-c", SLOWLY, str(tmp_path)]
+    began = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert time.monotonic() - began < 5

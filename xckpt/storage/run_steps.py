@@ -232,7 +232,7 @@ class Remover:
         self._root = root
         self._pace = Pace(rate)
         self._hiding = ThreadPoolExecutor(1, thread_name_prefix="xckpt-hide")
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="xckpt-delete")
+        self._threads = ThreadPoolExecutor(1, "xckpt-delete", initializer=self._hurry_at_exit)
         self._tasks: dict[Future[None], str] = {}
         self._left: list[Hidden] = []
         """What could not be deleted yet."""
@@ -246,6 +246,11 @@ class Remover:
         """Folder names of the steps that are still to be deleted."""
         with self._lock:
             return {name for task, name in self._tasks.items() if not task.done()}
+
+    def _hurry_at_exit(self) -> None:
+        """As the thread begins, for which the interpreter's exit waits."""
+        with contextlib.suppress(RuntimeError):  # that has begun
+            threading._register_atexit(self._pace.hurry)  # type: ignore[attr-defined]
 
     def remove(self, record: StepRecord) -> Future[None]:
         """Delete a step, unless it was saved again; faults are logged and raised by the future."""
