@@ -28,6 +28,7 @@ from xckpt.storage.location import Location
         ("/data/ckpt", Location("file", "/data/ckpt")),
         ("/data//x/../ckpt/", Location("file", "/data/ckpt")),
         ("file:///data/ckpt", Location("file", "/data/ckpt")),
+        ("//data/ckpt", Location("file", "/data/ckpt")),
         ("file://localhost/data/ckpt", Location("file", "/data/ckpt")),
         ("file:///data/a%20b%23c", Location("file", "/data/a b#c")),
         ("file:///data/a?b#c", Location("file", "/data/a?b#c")),

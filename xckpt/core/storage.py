@@ -305,7 +305,8 @@ def url_parts(path: str) -> tuple[str, str] | None:
 def absolute(path: str) -> str:
     """A local path from the root on; StorageError if it is relative to a deleted folder."""
     try:
-        return os.path.abspath(os.path.expanduser(path))
+        found = os.path.abspath(os.path.expanduser(path))
+        return found[1:] if found.startswith("//") else found  # which TensorStore refuses
     except FileNotFoundError:
         text = f"{path}: the working folder was deleted; give an absolute path"
         raise StorageError(text) from None
