@@ -26,7 +26,7 @@ from xckpt.core.text.arguments import named
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.groups import GroupFinder
 from xckpt.engine.in_flight import IN_FLIGHT, settle
-from xckpt.engine.limits import Uncompiled, awaited_at_exit, naming_limit
+from xckpt.engine.limits import MAIN_THREAD, Uncompiled, awaited_at_exit, naming_limit
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state
@@ -45,7 +45,7 @@ def names_limits(call: Callable[P, T]) -> Callable[P, T]:
     def call_named(*arguments: P.args, **keywords: P.kwargs) -> T:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
         try:
-            if threading.current_thread().daemon:
+            if threading.get_ident() != MAIN_THREAD:
                 return awaited_at_exit(outside[disable], *arguments, **keywords)
             return outside[disable](*arguments, **keywords)
         except (OSError, RuntimeError, MemoryError) as error:

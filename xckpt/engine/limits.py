@@ -45,6 +45,9 @@ MEMORY: Final = (
 NO_THREAD: Final = "can't start new thread"
 """How Python's RuntimeError begins."""
 
+MAIN_THREAD: Final = threading.main_thread().ident
+"""It is no daemon; a call compares numbers before it looks for the thread, which takes longer."""
+
 NOT_COMPILED: Final = "xckpt saves and loads outside of compiled code"
 
 TO_LOAD: Final = 1 << 27
@@ -118,7 +121,7 @@ def not_compiled(call: Callable[P, T]) -> Callable[P, T]:
 
     def call_outside(*arguments: P.args, **keywords: P.kwargs) -> T:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-        if threading.current_thread().daemon:
+        if threading.get_ident() != MAIN_THREAD:
             return awaited_at_exit(outside[disable], *arguments, **keywords)
         return outside[disable](*arguments, **keywords)
 
@@ -132,13 +135,13 @@ os.register_at_fork(after_in_child=_under_way.clear)
 
 
 def awaited_at_exit(call: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
-    """Call something in a daemon thread; the interpreter's exit waits until that has ended.
+    """Call something; in a daemon thread the interpreter's exit waits until that has ended.
 
     Once the exit waits, a call that the thread begins ends the thread, as Python soon would.
     The own threads of a call end with it.
     """
     thread, me = threading.current_thread(), threading.get_ident()
-    if me in _under_way or thread.name.startswith("xckpt"):
+    if not thread.daemon or me in _under_way or thread.name.startswith("xckpt"):
         return call(*arguments, **keywords)
     running = threading.Lock()
     with running:
