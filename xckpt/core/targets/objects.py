@@ -64,7 +64,7 @@ def not_stored(name: str, metadata: Metadata, like: object = None) -> str:
             return (
                 f"wanted, but the checkpoint holds {above} as one object that its writer "
                 f"serialised; b'' as the target of {above} takes its bytes (torch's DCP pickles a "
-                f"tuple as a whole: dcp.load gives it back, and so do export_checkpoint and "
-                f"import_checkpoint of xckpt.torch.dcp, as leaves)"
+                f"tuple, or a list of plain values, as a whole: dcp.load gives it back, and so do "
+                f"export_checkpoint and import_checkpoint of xckpt.torch.dcp, as leaves)"
             )
     return NOT_STORED
