@@ -40,13 +40,17 @@ T = TypeVar("T")
 
 def names_limits(call: Callable[P, T]) -> Callable[P, T]:
     """Have a public call raise `naming_limit` in place of what Python says, and not be compiled."""
-    outside = Uncompiled(call)
+
+    def awaited(*arguments: P.args, **keywords: P.kwargs) -> T:
+        if threading.get_ident() == MAIN_THREAD:
+            return call(*arguments, **keywords)
+        return awaited_at_exit(call, *arguments, **keywords)
+
+    outside = Uncompiled(call, awaited)
 
     def call_named(*arguments: P.args, **keywords: P.kwargs) -> T:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
         try:
-            if threading.get_ident() != MAIN_THREAD:
-                return awaited_at_exit(outside[disable], *arguments, **keywords)
             return outside[disable](*arguments, **keywords)
         except (OSError, RuntimeError, MemoryError) as error:
             if (named := naming_limit(error)) is error:
@@ -114,8 +118,7 @@ def save(
     Example:
         >>> import numpy as np, xckpt
         >>> state = {"model": {"w": np.ones((4, 2), np.float32)}, "step": 3}
-        >>> saved = xckpt.save("memory://example", state)
-        >>> saved["model/w"].shape
+        >>> xckpt.save("memory://example", state)["model/w"].shape
         (4, 2)
     """
     find = GroupFinder(group, no_dist=no_dist, timeout=timeout)
@@ -241,9 +244,7 @@ def _refuse_in_background(group: Group, error: Exception) -> None:
         _refuse(background, error)
         raise error
 
-    raised = begin("a save with a wrong argument", None, None, group, run).exception()
-    if raised is not None:
-        raise raised
+    begin("a save with a wrong argument", None, None, group, run).result()
 
 
 def raise_on_others(
@@ -306,8 +307,7 @@ def _checked(
         what = stager.__name__ if isinstance(stager, type) else named(type(stager).__name__)
         if isinstance(stager, type) or not callable(getattr(stager, "stage", None)):
             raise TypeError(f"stager= takes an instance of xckpt.staging.AsyncStager, not {what}")
-    # A process that was forked from one that has used the storage: it has imported it. Others need
-    # not wait for that here.
+    # A process that was forked from one that has used the storage has imported it.
     if call == "save_async" and "xckpt.storage.location" in sys.modules:
         from xckpt.storage.location import check_process
 

@@ -89,15 +89,16 @@ class Uncompiled(dict[object, Callable[P, T]]):
     """A call as torch's compiler leaves it alone: the compiler's ``disable``, or None -> the call.
 
     Its user looks it up by ``torch._dynamo.disable`` where that is imported, in a frame of its own.
-    No functools.cache does that: torch's compiler looks into one.
+    No functools.cache does that: torch's compiler looks into one. What is called is ``awaited``,
+    which looks at the thread: the compiler would not get past that.
     """
 
-    def __init__(self, call: Callable[P, T]) -> None:
-        super().__init__({None: call})
+    def __init__(self, call: Callable[P, T], awaited: Callable[P, T]) -> None:
+        super().__init__({None: awaited})
         self._call: Final = call
 
     def __missing__(self, disable: Callable[[Callable[P, T]], Callable[P, T]]) -> Callable[P, T]:
-        outside = self[disable] = disable(self._call)
+        outside = self[disable] = disable(self[None])
         return outside
 
     def marked(self, wrapper: Callable[P, T]) -> Callable[P, T]:
@@ -117,12 +118,16 @@ def not_compiled(call: Callable[P, T]) -> Callable[P, T]:
         >>> not_compiled(len)("abc")
         3
     """
-    outside = Uncompiled(call)
+
+    def awaited(*arguments: P.args, **keywords: P.kwargs) -> T:
+        if threading.get_ident() == MAIN_THREAD:
+            return call(*arguments, **keywords)
+        return awaited_at_exit(call, *arguments, **keywords)
+
+    outside = Uncompiled(call, awaited)
 
     def call_outside(*arguments: P.args, **keywords: P.kwargs) -> T:
         disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
-        if threading.get_ident() != MAIN_THREAD:
-            return awaited_at_exit(outside[disable], *arguments, **keywords)
         return outside[disable](*arguments, **keywords)
 
     return outside.marked(call_outside)
