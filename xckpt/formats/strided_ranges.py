@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Shape
+from xckpt.core.geometry.transpose import copy_bits
 from xckpt.storage.foreign.files import OpenFile, RangeFile
 
 SCRATCH_BYTES: Final = 1 << 22
@@ -118,7 +119,7 @@ class FileTensor:
         if stretch <= min(SCRATCH_BYTES, worth_it) or into.size == 1:
             scratch = np.empty(stretch, np.uint8)
             self.file.read_into(position, scratch.data)
-            into[...] = np.ndarray(into.shape, self.dtype, scratch, 0, strides)
+            copy_bits(into, np.ndarray(into.shape, self.dtype, scratch, 0, strides))
             return
         # Each half along the outermost dimension that can be cut.
         d = next(d for d, size in enumerate(into.shape) if size > 1)
