@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
+import time
 from collections import namedtuple
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import xckpt
+from xckpt.core.metadata import BytesStorageMetadata, Metadata
+from xckpt.core.part.selection import Selection
+from xckpt.core.tree import flatten
 from xckpt.storage.stored_tree import StoredTree
 
 Pair = namedtuple("Pair", "mu nu")
@@ -48,6 +56,9 @@ def test_the_name_of_a_container_gives_a_subtree(path: Path) -> None:
     )
     tree = layers.tree
     assert isinstance(tree, list) and np.array_equal(tree[0][:], np.ones(2))
+    assert model["layers"] is layers and layers.tree is tree
+    again = pickle.loads(pickle.dumps(layers))
+    assert list(again) == ["0", "1"] and np.array_equal(again.array("1")[:], np.zeros(3))
     opt = checkpoint["opt"]
     assert isinstance(opt, StoredTree) and type(opt.tree).__name__ == "Pair"
     assert opt["nu/1"].tree == []  # type: ignore[union-attr]
@@ -80,6 +91,52 @@ def test_the_root_is_a_subtree_too(path: Path) -> None:
     root = checkpoint[""]
     assert isinstance(root, StoredTree) and list(root) == list(checkpoint)
     assert "ckpt: the root: " in repr(root)
+
+
+names = st.sampled_from(["a", "b", "b/c", 0])
+states = st.recursive(
+    st.integers(0, 9),
+    lambda inner: st.one_of(
+        st.dictionaries(names, inner, max_size=3), st.lists(inner, max_size=3).map(tuple)
+    ),
+    max_leaves=8,
+)
+
+
+@given(states, st.randoms())
+def test_a_subtree_is_what_a_selection_of_all_would_give(state: object, random: Random) -> None:
+    """Leaves of other formats come in any order."""
+    flat = flatten({"root": state, "other": (1, {"a": 2})})
+    order = random.sample([*flat.leaves], len(flat.leaves))
+    metadata = Metadata(
+        {name: BytesStorageMetadata("int") for name in order},
+        dict(random.sample([*flat.containers.items()], len(flat.containers))),
+        user_metadata="of the user",
+    )
+    whole = StoredTree(flat.leaves.__getitem__, metadata, "ckpt")  # pyright: ignore
+    for name in whole._nodes.keys() - flat.leaves.keys():
+        inside, expected = whole[name], Selection(name).of(metadata)
+        assert isinstance(inside, StoredTree) and inside.metadata == expected
+        assert [*inside] == [*expected] and [*inside.metadata.containers] == [*expected.containers]
+        for below in inside._nodes:
+            if isinstance(deeper := inside[below], StoredTree):
+                assert deeper.metadata == Selection(below).of(expected)
+
+
+def test_each_of_thousands_of_subtrees_is_found_in_its_own_time() -> None:
+    """Each took the time of the whole checkpoint, and so did each look at ``tree``."""
+    took: list[float] = []
+    for count in (500, 4_000):
+        state = {"layers": [{"w": n, "b": n} for n in range(count)]}
+        xckpt.save("memory://sub-trees", state, overwrite=True)
+        checkpoint = xckpt.open("memory://sub-trees")
+        begun = time.process_time()
+        for n in range(count):
+            layers: Any = checkpoint["layers"]
+            tree: Any = checkpoint.tree
+            assert layers[f"{n}"]["w"] == tree["layers"][n]["b"] == n
+        took.append(time.process_time() - begun)
+    assert took[1] < 30 * took[0], took
 
 
 def test_typed_getters(path: Path) -> None:

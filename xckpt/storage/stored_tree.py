@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
 from typing import Any, TypeAlias
@@ -53,15 +54,33 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
         """What the checkpoint says about these leaves."""
         self._read = read
         self._where = where
+        self._trees: dict[str, StoredTree] = {}  # those that were asked for
 
-    @property
+    @cached_property
     def tree(self) -> object:
-        """The saved containers, with a stored array or value for each leaf."""
+        """The saved containers, with a stored array or value for each leaf; made once."""
         return unflatten({name: self._read(name) for name in self}, self.metadata.containers)
 
     @cached_property
     def _nodes(self) -> dict[str, None]:
         return with_containers([*self.metadata.state_dict_metadata, *self.metadata.containers])
+
+    @cached_property
+    def _children(self) -> dict[str, list[str]]:
+        """Container -> the leaves and containers right in it."""
+        found: dict[str, list[str]] = {}
+        for name in self._nodes:
+            found.setdefault(name.rpartition("/")[0], []).append(name)
+        return found
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        """The place of each leaf, and of each container that is not a plain dict, among them."""
+        names = (*self.metadata.state_dict_metadata, *self.metadata.containers)
+        return {name: place for place, name in enumerate(names)}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return StoredTree, (self._read, self.metadata, self._where)  # without what was made of it
 
     def __contains__(self, name: object) -> bool:
         return name in self.metadata.state_dict_metadata or name in self._nodes
@@ -77,11 +96,30 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
             return self._read(name)
         if name not in self._nodes:
             raise KeyError(no_such_name(name, self._nodes, self._where))
+        if name not in self._trees:
+            self._trees[name] = self._below(name)
+        return self._trees[name]
+
+    def _below(self, name: str) -> StoredTree:
+        """The sub-tree of a container."""
         part = Selection(name)
         return StoredTree(
             partial(_read_inner, self._read, part),
-            part.of(self.metadata),
+            part.of(self._inside(name) if name else self.metadata),
             f"{self._where}: {name or 'the root'}",
+        )
+
+    def _inside(self, name: str) -> Metadata:
+        """What the checkpoint says about a container and what is in it."""
+        names = [name]
+        for each in names:  # which grows
+            names += self._children.get(each, ())
+        names = sorted(filter(self._order.__contains__, names), key=self._order.__getitem__)
+        stored, kinds = self.metadata.state_dict_metadata, self.metadata.containers
+        return replace(
+            self.metadata,
+            state_dict_metadata={each: stored[each] for each in names if each in stored},
+            containers={each: kinds[each] for each in names if each in kinds},
         )
 
     def __iter__(self) -> Iterator[str]:
