@@ -154,6 +154,23 @@ def test_a_hook_that_lets_the_default_commit_fills_new_tensors(saved):
     assert all(torch.equal(state[name], leaf) for name, leaf in build("cpu").state_dict().items())
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_hook_may_write_the_memory_of_a_parameter(in_place):
+    class Doubling(DefaultLoadPlanner):
+        def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+            assert isinstance(tensor, torch.Tensor)
+            super().commit_tensor(read_item, tensor.mul_(2))
+
+    path = fresh_path()
+    xckpt.save(path, {"w": torch.ones(2)})
+    state = {"w": torch.nn.Parameter(torch.zeros(2))}
+    if in_place:
+        xckpt.load_into(path, state, planner=Doubling())
+    else:
+        state = xckpt.load(path, state, planner=Doubling())
+    assert state["w"].tolist() == [2, 2] and state["w"].requires_grad
+
+
 def test_what_a_hook_puts_into_the_state_dict_has_the_shape(saved):
     """A tensor that came in four reads is not one of them."""
     state = build("meta").state_dict()

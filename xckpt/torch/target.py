@@ -54,10 +54,13 @@ class PlainTarget(msgspec.Struct, eq=False, gc=False):
         return extent(self.leaf) if self.in_place else None
 
     def buffer(self, index: int) -> torch.Tensor:
-        """The tensor's own memory where NumPy can write it, else host memory of its sizes."""
+        """The tensor's own memory where NumPy can write it, else host memory of its sizes.
+
+        Outside autograd, so that a planner's hook may write it.
+        """
         tensor = self._filled()
         if reachable(tensor):
-            return tensor
+            return tensor.detach() if tensor.requires_grad else tensor
         with _MAKING:
             if self._host is None:
                 self._host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

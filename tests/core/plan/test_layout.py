@@ -211,7 +211,7 @@ def test_an_overlap_names_ranges_and_ranks():
         (4, 8), ITEM, Boxes.of([((0, 0), (3, 8)), ((2, 0), (2, 8))] * 2), np.array([0, 1, 2, 3])
     )
     assert lay_out(shards, GridOptions()) == (
-        "[2, 3) x [0, 8) is held twice: by [0, 3) x [0, 8) on ranks 0, 2 and by [2, 4) x [0, 8) on "
+        "[2, 3) x [0, 8) is held twice: [0, 3) x [0, 8) on ranks 0, 2 overlaps [2, 4) x [0, 8) on "
         "ranks 1, 3"
     )
 

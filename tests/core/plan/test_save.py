@@ -249,7 +249,7 @@ def test_gaps_and_overlaps_of_all_leaves_are_listed():
     assert caught.value.problems == (
         "gap: [2, 3) x [0, 8) is held by no rank; beside it: [0, 2) x [0, 8) on rank 0, "
         "[3, 4) x [0, 8) on rank 1",
-        "twice: [2, 3) x [0, 8) is held twice: by [0, 3) x [0, 8) on rank 0 and by "
+        "twice: [2, 3) x [0, 8) is held twice: [0, 3) x [0, 8) on rank 0 overlaps "
         "[2, 4) x [0, 8) on rank 1",
     )
 

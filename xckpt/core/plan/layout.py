@@ -136,7 +136,7 @@ def _in_words(
     concerned = fault.holders or neighbours(boxes, fault.box)[:MOST_BESIDE]
     those = [f"{boxes[number]} on {ranks_of(number)}" for number in concerned]
     if fault.kind == "overlap":
-        return f"{where} is held twice: by {those[0]} and by {those[1]}"
+        return f"{where} is held twice: {those[0]} overlaps {those[1]}"
     beside = f"; beside it: {', '.join(those)}" if those else ""
     return f"{where} is held by no rank{beside}"
 
