@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -148,3 +151,28 @@ def test_ctrl_c_does_not_reach_the_workers() -> None:
         assert len(executor._processes) == 2
         assert executor.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) is before
+
+
+KILLED = """
+import os, signal
+from xckpt.cli.convert import _executor
+
+if __name__ == "__main__":
+    _executor(1).submit(os.getpid).result()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_ends_with_the_command_that_is_killed(tmp_path: Path) -> None:
+    """It has the command's streams, so that they are closed once both have ended."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "killed.py")]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "start_new_session": True}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, **streams) as process:
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == -signal.SIGKILL

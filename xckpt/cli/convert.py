@@ -6,6 +6,7 @@ import os
 import signal
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext
+from threading import Thread
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -114,7 +115,7 @@ def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor
         return nullcontext(None)
     from multiprocessing import get_context
 
-    executor = ProcessPoolExecutor(workers, get_context("spawn"))
+    executor = ProcessPoolExecutor(workers, get_context("spawn"), _end_with_command)
     # What a process ignores, those that it starts ignore; each of these tasks starts one of them.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -123,3 +124,17 @@ def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor
     finally:
         signal.signal(signal.SIGINT, before)
     return executor
+
+
+def _end_with_command() -> None:
+    """Run in a worker: have it end when the command is killed; it would wait for work for ever."""
+    from multiprocessing import parent_process
+
+    command = parent_process()
+    assert command is not None
+
+    def wait() -> None:
+        command.join()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
