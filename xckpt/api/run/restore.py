@@ -175,7 +175,7 @@ def restore_step(
     damaged: Damaged = {}
     if step is None:
         load = partial(_loaded, folder, load, options)
-    found = first_good(_each(folder, step, damaged), load, damaged, stacklevel=5)
+    found = first_good(_each(folder, step, damaged), load, damaged, stacklevel=7)
     records = _newest_first(folder, step)
     if found is not None:
         candidate, state = found
