@@ -96,12 +96,13 @@ def _whole(spec: TensorSpec) -> str:
 
 def _other_names(resolved: ResolvedMapping) -> Iterator[str]:
     """A hint where no rule takes any leaf: the inverse is meant, or names have a prefix that the
-    rules lack. Only the first names are looked at for a prefix.
+    rules lack. Only the first rules and names are compared.
     """
     if resolved.targets or resolved.dropped:
         return
-    for rule in resolved.idle:
-        made = next((n for n in resolved.sources if _matches(rule.target_patterns, n)), None)
+    names = [*islice(resolved.sources, COMPARED)]
+    for rule in islice(resolved.idle, COMPARED):
+        made = next((name for name in names if _matches(rule.target_patterns, name)), None)
         if made is not None:
             yield (
                 f"no rule takes a leaf of the source, and rule {rule} makes its {made!r}: is the "
@@ -109,7 +110,7 @@ def _other_names(resolved: ResolvedMapping) -> Iterator[str]:
             )
             return
     patterns = [pattern for rule in resolved.idle for pattern in rule.source_patterns]
-    for name in islice(resolved.sources, SHOWN_PROBLEMS):
+    for name in names[:SHOWN_PROBLEMS]:
         for end in (at + 1 for at, letter in enumerate(name) if letter in "/."):
             if _matches(patterns, name[end:]):
                 prefix = literal(name[:end])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, overload
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.leaf import TargetPlace
@@ -28,6 +28,8 @@ from xckpt.core.values import Value, shown_value
 from xckpt.engine.adapters import framework_adapter
 from xckpt.engine.limits import not_compiled
 from xckpt.storage.stored_array import StoredArray
+
+T = TypeVar("T")
 
 Leaf: TypeAlias = StoredArray | Value
 """A leaf of an open checkpoint."""
@@ -121,6 +123,14 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
             state_dict_metadata={each: stored[each] for each in names if each in stored},
             containers={each: kinds[each] for each in names if each in kinds},
         )
+
+    @overload
+    def get(self, key: str, /) -> Leaf | StoredTree | None: ...
+    @overload
+    def get(self, key: str, /, default: Leaf | StoredTree | T) -> Leaf | StoredTree | T: ...
+    def get(self, key: str, /, default: object = None) -> object:
+        """What indexing gives, or ``default``; the names near a missing one are not looked for."""
+        return self[key] if key in self else default  # noqa: SIM401  # that is this
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.metadata.state_dict_metadata)
