@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 import xckpt
 from tests.formats import orbax_writers
+from tests.support.steps import steps
 from xckpt.cli.commands import commands
 from xckpt.convert import convert
 
@@ -103,6 +104,28 @@ def test_what_was_written_since_it_was_opened_is_not_read(path: Path) -> None:
         with pytest.raises(xckpt.CheckpointReplacedError, match="was replaced after it was opened"):
             read()
     assert np.array_equal(xckpt.open(path).array("b")[...], STATE["b"])
+
+
+def test_a_read_looks_at_the_files_of_its_tensor_however_many_ranks_have_written(
+    tmp_path: Path,
+) -> None:
+    """It looked at all of them: 10 ms where there were 1,200."""
+    took: list[int] = []
+    for count in (2, 40):
+        folder = tmp_path / str(count)
+        xckpt.save(folder / "ours", {f"w{n}": np.full(3, n) for n in range(count)})
+        convert(folder / "ours", folder / "dcp", format="dcp")
+        assert len(list((folder / "dcp").glob("*.distcp"))) == count
+        array = xckpt.open(folder / "dcp").array("w1")
+        took.append(steps(lambda array=array: array[:]))
+    assert took[0] == took[1]
+    files = {name: folder / "dcp" / name for name in os.listdir(folder / "dcp")}
+    own = xckpt.open(folder / "dcp").source._tensors["w1"].parts[0].path  # pyright: ignore
+    os.utime(next(each for name, each in files.items() if name not in (own.name, ".metadata")))
+    assert array[0] == 1
+    os.utime(own, ns=(1, 1))
+    with pytest.raises(xckpt.CheckpointReplacedError, match="was replaced after it was opened"):
+        array[0]
 
 
 @pytest.mark.parametrize("elements", [5, 50_000, 1])

@@ -127,7 +127,7 @@ class SourceArray(StoredArray):
     def read(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory; see `StoredArray.read`."""
         self._read(box, into)
-        self.home.check_unchanged()
+        self.home.check_unchanged(self.name)
 
     def fill(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory by several threads; see `StoredArray.fill`."""
@@ -139,7 +139,7 @@ class SourceArray(StoredArray):
         with Pool(threads=self._options.threads, budget=self._options.memory_bytes) as pool:
             for cut in cuts:
                 pool.submit(partial(self._read, cut, into[(*cut.slices(box.offsets), ...)]))
-        self.home.check_unchanged()
+        self.home.check_unchanged(self.name)
 
     def _read(self, box: Box, into: NDArray[np.generic]) -> None:
         self.home.begin()
@@ -147,7 +147,7 @@ class SourceArray(StoredArray):
             if box.elements:
                 self.read_box(box, into)
         except CorruptCheckpointError:
-            self.home.check_unchanged()  # its writer may have shortened it
+            self.home.check_unchanged(self.name)  # its writer may have shortened it
             raise
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -197,7 +197,7 @@ class SourceCheckpoint(Checkpoint):
         self.manifest: Manifest = manifest_of(source)
         self.user_metadata: object = self.manifest.user
         self.source = source
-        self._state = self._state_now()
+        self._state = b"" if self.location.bucket else source.state()
         self.closed: bool = False
         """Whether `close` was called."""
         self._entries = {leaf.name: leaf for leaf in self.manifest.leaves}
@@ -247,20 +247,23 @@ class SourceCheckpoint(Checkpoint):
         if self.closed:
             raise ValueError(f"{self.location} is closed; open it again")
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, name: str | None = None) -> None:
         """Refuse what was read of local files that were written since they were opened.
 
         An object of a bucket that was replaced refuses the read itself.
 
+        Args:
+            name: the leaf that was read; None for all.
+
         Raises:
             CheckpointReplacedError: they were.
         """
-        written = not self.closed and self._state_now() != self._state
+        if self.closed or self.location.bucket:
+            return
+        tensor = None if name is None else self._names[name]
+        written = self.source.is_written(self._state, tensor)
         if written and not self.closed:  # `close` changes what the source says
             raise replaced(self.path, "after it was opened")
-
-    def _state_now(self) -> bytes:
-        return b"" if self.location.bucket else self.source.state()
 
     def begin(self) -> None:
         """A read begins: a bucket that gave no answer in the last one is asked again.

@@ -132,6 +132,15 @@ class TensorSource(abc.ABC):
         """
         return b""
 
+    def is_written(self, state: bytes, name: str | None = None) -> bool:
+        """Whether what is read may have been written since.
+
+        Args:
+            state: the result of `state`, before it was read.
+            name: the tensor that was read; None for all.
+        """
+        return self.state() != state
+
     def check_unchanged(self, state: bytes, path: str | os.PathLike[str]) -> None:
         """Refuse what was read of files that were written meanwhile.
 
@@ -142,7 +151,7 @@ class TensorSource(abc.ABC):
         Raises:
             StorageError: they were.
         """
-        if self.state() != state:
+        if self.is_written(state):
             raise StorageError(
                 f"{os.fspath(path)}: a file of it was written while it was read, so that what was "
                 f"read may be of two checkpoints; call again when nothing writes there"

@@ -19,6 +19,8 @@ from operator import call
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.memory import RAISE
 from xckpt.core.names import KeyPath, join_keys
@@ -103,9 +105,10 @@ class DCPSource(MappedSource):
         super().__init__(folder, tree, MOST_OPEN)
         self._identity = hashlib.sha256(data).digest()
         names = described.files if isinstance(folder, Path) else ()
-        self._files = [folder / name for name in (METADATA_FILE, *names)]
-        """Two saves of one layout have equal metadata. A folder in a bucket is known by these
-        alone, which a save writes last."""
+        files = dict.fromkeys((METADATA_FILE, *names))
+        self._files = {folder / name: place for place, name in enumerate(files)}
+        """File -> its place among them. Two saves of one layout have equal metadata. A folder in a
+        bucket is known by these alone, which a save writes last."""
 
     def version(self) -> bytes:
         """A value that changes if a file may have been rewritten; see `TensorSource.version`."""
@@ -113,7 +116,15 @@ class DCPSource(MappedSource):
 
     def state(self) -> bytes:
         """A value that changes if a file is written; see `TensorSource.state`."""
-        return b"".join(map(state_of, self._files))
+        return msgspec.msgpack.encode([state_of(file) for file in self._files])
+
+    def is_written(self, state: bytes, name: str | None = None) -> bool:
+        """See `TensorSource.is_written`; of a tensor's own files, as many ranks write very many."""
+        if name is None:
+            return self.state() != state
+        before = msgspec.msgpack.decode(state, type=list[bytes])
+        files = {self.path / METADATA_FILE, *(part.path for part in self._tensors[name].parts)}
+        return any(state_of(file) != before[self._files[file]] for file in files)
 
 
 def _read_metadata(folder: FilePath, memory: Allowance) -> bytes:
