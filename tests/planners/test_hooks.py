@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import xckpt
 from conformance.implementations.threads import run_ranks
@@ -209,6 +210,42 @@ def test_data_that_are_no_tensor_are_refused(tmp_path: Path, what: object):
     with pytest.raises(xckpt.PlanError, match="w: resolve_data must return a tensor, not a"):
         xckpt.save(tmp_path / "ckpt", {"w": WEIGHT}, planner=Wrong())
     assert list(tmp_path.iterdir()) == []
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, whose memory was taken away, as FSDP does it."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (torch.empty(4, 3, device="meta"), "on the meta device has no elements"),
+        (torch.zeros(4, 3).to_sparse(), "sparse"),
+        (freed(torch.zeros(4, 3)), "was freed"),
+    ],
+    ids=["meta", "sparse", "freed"],
+)
+def test_tensors_without_plain_elements_are_refused(tmp_path: Path, data: object, text: str):
+    class Wrong(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> object:
+            return data
+
+    with pytest.raises(xckpt.UnsupportedLeafError, match=f"w: .*{text}"):
+        xckpt.save(tmp_path / "ckpt", {"w": WEIGHT}, planner=Wrong())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scalar_of_numpy_is_a_tensor_without_dimensions():
+    class Summing(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> object:
+            data: Any = super().resolve_data(write_item)
+            return data.sum()
+
+    path = fresh_path()
+    xckpt.save(path, {"loss": np.array(2.5)}, planner=Summing())
+    assert xckpt.load(path)["loss"] == 2.5
 
 
 READ_ONLY = np.broadcast_to(np.zeros(3, np.float32), (4, 3))
