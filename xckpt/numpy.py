@@ -107,6 +107,10 @@ class NumpyAdapter(Adapter[Leaf]):
             return Copyable((), lambda copies: leaf)
         return Copyable((np.asarray(leaf),), lambda copies: copies[0])
 
+    def to_numpy(self, data: Leaf) -> NDArray[np.generic]:
+        """A scalar as an array without dimensions."""
+        return np.asarray(data)
+
     def target_for(self, like: Leaf, name: str, *, in_place: bool) -> ArrayTarget:
         """New memory of the array's shape and dtype, or the array itself.
 

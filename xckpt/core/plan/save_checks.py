@@ -3,7 +3,8 @@
 The default planner's plans are right by construction, but every hook of it can be overridden, and a
 checkpoint whose parts contradict each other must not be committed. So after a planner's hooks:
 
-1. `checked_plan` and `checked_plans`, of loads too: a hook gave back plans, and not None, say.
+1. `checked_plan` and `checked_plans`, of loads too: a hook gave back plans, and not None, say; so
+   does `resolved` with tensors.
 2. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
 3. `check_finished`, on every rank: `finish_plan` did not change what the leaves of the share are.
 4. `merge_containers`, on the coordinator: the ranks' trees fit together.
@@ -15,9 +16,11 @@ is written exactly once is checked where it is free: in the reports of what was 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, TypeVar, cast
+from types import MethodType
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import (
@@ -45,6 +48,9 @@ from xckpt.core.problem import Problem
 from xckpt.core.text.arguments import named
 from xckpt.core.tree import unflatten
 from xckpt.errors import SHOWN_PROBLEMS, ManifestError, PlanError, ranks_in_words
+
+if TYPE_CHECKING:
+    from xckpt.core.plan.save import SavePlanner
 
 Leaf = tuple[str, str, tuple[int, ...]]
 """(a value's kind or "", dtype, shape) of a leaf."""
@@ -145,6 +151,24 @@ def checked_plans(
             f"{kind.__name__} for each rank, also for one that has nothing to do"
         )
     return [checked_plan(planner, hook, plan, kind) for plan in plans]
+
+
+def resolved(planner: SavePlanner, item: WriteItem) -> NDArray[np.generic]:
+    """The tensor that a planner has for an item, on the host.
+
+    Raises:
+        PlanError: it is not a tensor.
+        UnsupportedLeafError: it is one without plain elements in memory.
+    """
+    from xckpt.core.plan.save import DefaultSavePlanner  # which imports this module
+
+    data, adapters, name = planner.resolve_data(item), planner.adapters, item.index.fqn
+    if not (issubclass(type(data), np.ndarray) or adapters.is_leaf(data)):
+        what = named(type(data).__name__)
+        raise PlanError(f"{name}: resolve_data must return a tensor, not {what}")
+    if planner.resolve_data != MethodType(DefaultSavePlanner.resolve_data, planner):
+        adapters.describe(data, name)  # as the default has done with what it is given
+    return adapters.to_numpy(data, name)
 
 
 def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[str, str]:

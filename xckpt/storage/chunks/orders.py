@@ -2,27 +2,21 @@
 
 A report has columns, not an object for each array: a chunk of a tensor is numbered as in the draft
 of the manifest, where the first of each array is known from the orders (`ZarrArray.first`). For a
-value it has the entry (`value_entry`): its text, or an array of bytes. `value_entry` and `resolved`
-check what a planner's ``resolve_data`` gives.
+value it has the entry (`value_entry`): its text, or an array of bytes.
 """
 
 from __future__ import annotations
 
 import io
 from dataclasses import fields
-from types import MethodType
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry
 from xckpt.core.plan.items import LeafTable, WriteItem
-from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.struct_types import prepare_structs
-from xckpt.core.text.arguments import named
 from xckpt.core.values import ValueText
 from xckpt.errors import PlanError
 from xckpt.storage.budget import Access
@@ -157,22 +151,3 @@ def value_entry(
     if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
         return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
     return BytesEntry(name, kind, len(content), max(1, min(len(content), chunk_bytes))), content
-
-
-def resolved(planner: SavePlanner, item: WriteItem) -> NDArray[np.generic]:
-    """The tensor that a planner has for an item, on the host.
-
-    Raises:
-        PlanError: it is not a tensor.
-        UnsupportedLeafError: it is one without plain elements in memory.
-    """
-    data, adapters, name = planner.resolve_data(item), planner.adapters, item.index.fqn
-    if isinstance(data, np.generic):
-        return np.asarray(data)
-    is_tensor = issubclass(type(data), np.ndarray) or adapters.is_leaf(data)
-    if not is_tensor:
-        what = type(data).__name__
-        raise PlanError(f"{name}: resolve_data must return a tensor, not {named(what)}")
-    if planner.resolve_data != MethodType(DefaultSavePlanner.resolve_data, planner):
-        adapters.describe(data, name)  # as the default has done with what it is given
-    return adapters.to_numpy(data, name)

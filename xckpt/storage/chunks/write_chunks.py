@@ -33,12 +33,13 @@ from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, is_packed
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.plan.save_checks import resolved
 from xckpt.core.plan.wanted import Countdown
 from xckpt.core.storage import SizedItems
 from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation
-from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenValue, resolved
+from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenValue
 from xckpt.storage.chunks.unit_files import TOGETHER, documents_with, write_documents, write_unit
 from xckpt.storage.chunks.units import (
     ArraysByLeaf,
