@@ -154,6 +154,18 @@ def test_a_hook_that_lets_the_default_commit_fills_new_tensors(saved):
     assert all(torch.equal(state[name], leaf) for name, leaf in build("cpu").state_dict().items())
 
 
+def test_what_a_hook_puts_into_the_state_dict_has_memory():
+    class Forgetful(Materialising):
+        def resolve_tensor(self, read_item: ReadItem) -> object:
+            return torch.empty(read_item.lengths, device="meta")
+
+    path = fresh_path()
+    xckpt.save(path, {"w": torch.ones(2)})
+    match = r"w: a hook of the planner put one of shape \(2,\) on the meta device"
+    with pytest.raises(xckpt.PlanError, match=match):
+        xckpt.load(path, {"w": torch.zeros(2)}, planner=Forgetful())
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_hook_may_write_the_memory_of_a_parameter(in_place):
     class Doubling(DefaultLoadPlanner):

@@ -27,10 +27,10 @@ from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
 from xckpt.core.plan.reads.items import needs_no_items
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
-from xckpt.core.plan.wanted import WantedLeaf, loaded_leaves, reads_of
+from xckpt.core.plan.wanted import WantedLeaf, is_meta, loaded_leaves, reads_of
 from xckpt.core.targets.assign import assign
 from xckpt.core.targets.compare import compare, decide_load, opaque_differences, stands_for_nothing
-from xckpt.core.targets.find import find_targets, is_meta, with_names_of
+from xckpt.core.targets.find import find_targets, with_names_of
 from xckpt.core.targets.numbers import fill
 from xckpt.core.text.arguments import wrong_argument
 from xckpt.core.tree import FlatTree, flatten, rebuild, unflatten

@@ -181,15 +181,16 @@ class WantedLeaf(msgspec.Struct, gc=False):
         """What a planner's hook has put in the place of the leaf.
 
         Raises:
-            PlanError: it has another shape.
+            PlanError: it has another shape, or no memory.
         """
-        shape = getattr(by, "shape", None)
-        if shape is not None and tuple(shape) == self.target.shape:
+        shape, is_empty = getattr(by, "shape", None), is_meta(by)
+        if shape is not None and tuple(shape) == self.target.shape and not is_empty:
             return by
         what = named(type(by).__name__) if shape is None else f"one of shape {tuple(shape)}"
+        what = f"{what} on the meta device" if is_empty else what
         raise PlanError(
             f"{self.name}: a hook of the planner put {what} into state_dict in place of a tensor "
-            f"of shape {self.target.shape}; put one of that shape there"
+            f"of shape {self.target.shape}; put one of that shape there, with memory"
         )
 
     def land(self, item: ReadItem, lock: threading.Lock) -> None:
@@ -271,6 +272,17 @@ def loaded_leaves(
         else:
             loaded[name] = (found if counted else found.target).result()
     return loaded
+
+
+def is_meta(like: object) -> bool:
+    """Whether a target is a tensor of torch without memory, as torch calls it.
+
+    Torch says it of a ShardedTensor only where there is one local shard.
+    """
+    try:
+        return bool(getattr(like, "is_meta", False))
+    except NotImplementedError:
+        return False
 
 
 def _box_of(item: ReadItem) -> int:

@@ -105,17 +105,6 @@ def find_targets(
     return found
 
 
-def is_meta(like: object) -> bool:
-    """Whether a target is a tensor of torch without memory, as torch calls it.
-
-    Torch says it of a ShardedTensor only where there is one local shard.
-    """
-    try:
-        return bool(getattr(like, "is_meta", False))
-    except NotImplementedError:
-        return False
-
-
 def _not_replaced(
     wanted: Mapping[str, WantedLeaf | None],
     likes: Mapping[str, object],
