@@ -161,7 +161,7 @@ def test_other_calls_that_fail(odd: OddFiles, tmp_path: Path, what: str, call: s
         start = max(start + 1, start * 3 // 2)
 
 
-@pytest.mark.parametrize("call", by_default("fsync"))
+@pytest.mark.parametrize("call", by_default("fsync", "create"))
 def test_calls_of_a_manager_that_fail(odd: OddFiles, tmp_path: Path, call: str) -> None:
     """A step is saved and the one before it deleted: one of them loads, whatever fails."""
     number, start = getattr(errno, OTHERS[call]), 1

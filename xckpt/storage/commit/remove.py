@@ -176,9 +176,18 @@ class Hidden:
             if not left:
                 left = _delete(store, opened, self.last, self.target)
         if not left:
-            self.claim.release(store, self.target)
+            self._release(store, folder)
             _remove_empty(folder)
         return next(iter(left.values()), None)
+
+    def _release(self, store: ts.KvStore, folder: Path | None) -> None:
+        try:
+            self.claim.release(store, self.target)
+        except (OSError, ValueError, RuntimeError):
+            if folder is None or not self.claim.is_held(store, self.target):
+                raise
+            (folder / CLAIM).unlink()
+            (folder / f"{CLAIM}.__lock").unlink(missing_ok=True)
 
     def _is_here(self, store: ts.KvStore) -> bool:
         """Whether the place is still this call's; a full disk may have had no room for a claim."""
@@ -246,15 +255,14 @@ def _hidden(target: Location, held: Location, chosen: Callable[[bytes], bool] | 
             check_listed(answer(listing, target), target)
         claim, before = KeyClaim.of(CLAIM, new_identity()), answer(claiming, target)
         claimed = _claim(store, claim, before.stamp.generation, held)
-        withdrawn = _withdraw(store, held, generation, claimed=claimed)
+        withdrawn = _withdraw(store, held, generation)
         # If none is there, the answer was lost, or the deletion withdrew it whose claim this took.
         if not withdrawn and answer(store.read(MANIFEST), target).state == "value":
             claim.release(store, target)
             raise _replaced(target)
+        if not claimed:
+            _claim(store, claim, before.stamp.generation, held)  # there is room now
         if held.folder is not None:
-            there = answer(store.read(CLAIM), target)
-            if there.value != claim.text:
-                _claim(store, claim, there.stamp.generation, held)  # there is room now
             _make_lasting(held.folder, seen.value, partial(claim.release, store, target))
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
@@ -285,8 +293,7 @@ def _claim(store: ts.KvStore, claim: KeyClaim, seen: bytes, target: Location) ->
     except (OSError, ValueError, RuntimeError):
         if target.folder is None:
             raise
-        with contextlib.suppress(OSError):
-            (target.folder / f"{CLAIM}.__lock").unlink()
+        (target.folder / f"{CLAIM}.__lock").unlink(missing_ok=True)
         return False
     if not taken:
         raise StorageError(
@@ -296,20 +303,14 @@ def _claim(store: ts.KvStore, claim: KeyClaim, seen: bytes, target: Location) ->
     return True
 
 
-def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, claimed: bool) -> bool:
-    """Delete the manifest if it is still the one that was seen; returns whether it was.
-
-    TensorStore makes a file to lock it. If a full disk has no room for that, the claim makes room;
-    if there was none for that either, no save can commit another manifest.
-    """
+def _withdraw(store: ts.KvStore, target: Location, generation: bytes) -> bool:
+    """Delete the manifest if it is still the one that was seen; returns whether it was."""
     try:
         return bool(answer(store.write(MANIFEST, None, if_equal=generation), target).generation)
     except (OSError, ValueError, RuntimeError):
+        # A full disk may have no room for a lock. Nor has it for others to commit without a claim.
         if target.folder is None:
             raise
-        if claimed:
-            (target.folder / CLAIM).unlink()
-            return _withdraw(store, target, generation, claimed=False)
         if answer(store.read(MANIFEST), target).stamp.generation != generation:
             return False
         (target.folder / MANIFEST).unlink()
