@@ -255,7 +255,7 @@ def _hidden(target: Location, held: Location, chosen: Callable[[bytes], bool] | 
             check_listed(answer(listing, target), target)
         claim, before = KeyClaim.of(CLAIM, new_identity()), answer(claiming, target)
         claimed = _claim(store, claim, before.stamp.generation, held)
-        withdrawn = _withdraw(store, held, generation)
+        withdrawn = _withdraw(store, held, generation, claimed=claimed)
         # If none is there, the answer was lost, or the deletion withdrew it whose claim this took.
         if not withdrawn and answer(store.read(MANIFEST), target).state == "value":
             claim.release(store, target)
@@ -303,19 +303,19 @@ def _claim(store: ts.KvStore, claim: KeyClaim, seen: bytes, target: Location) ->
     return True
 
 
-def _withdraw(store: ts.KvStore, target: Location, generation: bytes) -> bool:
+def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, claimed: bool) -> bool:
     """Delete the manifest if it is still the one that was seen; returns whether it was."""
     try:
         return bool(answer(store.write(MANIFEST, None, if_equal=generation), target).generation)
     except (OSError, ValueError, RuntimeError):
         # A full disk may have no room for a lock. Nor has it for others to commit without a claim.
-        if target.folder is None:
+        there = target.folder and answer(store.read(MANIFEST), target).stamp.generation
+        if target.folder is None or (claimed and there != generation):
             raise
-        if answer(store.read(MANIFEST), target).stamp.generation != generation:
-            return False
-        (target.folder / MANIFEST).unlink()
-        (target.folder / f"{MANIFEST}.__lock").unlink(missing_ok=True)
-        return True
+        if there == generation:
+            (target.folder / MANIFEST).unlink()
+            (target.folder / f"{MANIFEST}.__lock").unlink(missing_ok=True)
+        return there == generation
 
 
 def _remove_empty(folder: Path | None) -> None:
