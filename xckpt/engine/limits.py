@@ -89,8 +89,8 @@ class Uncompiled(dict[object, Callable[P, T]]):
     """A call as torch's compiler leaves it alone: the compiler's ``disable``, or None -> the call.
 
     Its user looks it up by ``torch._dynamo.disable`` where that is imported, in a frame of its own.
-    No functools.cache does that: torch's compiler looks into one. What is called is ``awaited``,
-    which looks at the thread: the compiler would not get past that.
+    No functools.cache does that: torch's compiler looks into one. ``awaited`` is the call with a
+    look at the thread, which the compiler would not get past.
     """
 
     def __init__(self, call: Callable[P, T], awaited: Callable[P, T]) -> None:
@@ -143,7 +143,7 @@ def awaited_at_exit(call: Callable[P, T], *arguments: P.args, **keywords: P.kwar
     """Call something; in a daemon thread the interpreter's exit waits until that has ended.
 
     Once the exit waits, a call that the thread begins ends the thread, as Python soon would.
-    The own threads of a call end with it.
+    A call's own threads end with it.
     """
     thread, me = threading.current_thread(), threading.get_ident()
     if not thread.daemon or me in _under_way or thread.name.startswith("xckpt"):

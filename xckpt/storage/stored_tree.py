@@ -130,7 +130,7 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
     def get(self, key: str, /, default: Leaf | StoredTree | T) -> Leaf | StoredTree | T: ...
     def get(self, key: str, /, default: object = None) -> object:
         """What indexing gives, or ``default``; the names near a missing one are not looked for."""
-        return self[key] if key in self else default  # noqa: SIM401  # that is this
+        return self[key] if key in self else default  # noqa: SIM401  # it would call itself
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.metadata.state_dict_metadata)

@@ -322,7 +322,7 @@ def local_plan(
             rows.append(LeafRow(name, leaf.kind))
         else:
             boxes, shape = leaf.boxes, tuple(leaf.shape)
-            if not len(boxes) and 0 in shape:  # it has an item, or a planner's list is without it
+            if not len(boxes) and 0 in shape:  # without an item, a planner's own list would lose it
                 boxes = Boxes.whole(shape)
             described = (bool(leaf.sharded), leaf.sharding, leaf.annotation)
             rows.append(LeafRow(name, "", leaf.dtype, shape, *described))

@@ -190,7 +190,7 @@ def journal_of(staged: Path, rank: int | Literal["layout"]) -> Path:
 
 
 def journals(staged: Path) -> list[Path]:
-    """The journals of a resumable save; whoever removes the staging folder removes them first."""
+    """The journals of a resumable save. They are removed before its staging folder is."""
     with os.scandir(staged.parent) as entries:
         start = f"{staged.name}.journal-"
         return sorted(staged.parent / e.name for e in entries if e.name.startswith(start))

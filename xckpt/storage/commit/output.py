@@ -5,9 +5,9 @@
 2. `StagedOutput.note` keeps a digest of the output's layout beside it. `OutputPath.begin` continues
    an output of the same identity and layout; another process that knows the token and has the same
    layout takes part with `OutputPath.attach`.
-3. `StagedOutput.publish` syncs every file and folder, looks at the path again, forgets the layout,
-   since what it is of may be the old output a moment later, and takes the step that the rules of
-   `xckpt.core.commit` give.
+3. `StagedOutput.publish` syncs every file and folder, looks at the path again, removes the note of
+   the layout, because an exchange puts the old output in the staging folder, and takes the step
+   that the rules of `xckpt.core.commit` give.
 
 Only files that the format itself would write are ever replaced: a folder with other files in it is
 refused, and so is a file of another name.
